@@ -5,7 +5,7 @@ A second run overwrites the first; both save states, better models and a log, an
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tgen.lora import merging
 from tgen.reports.training import RollbackReport
 from tgen.runs import log as run_log
 from tgen.runs import saved_state
-from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
+from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
 from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
@@ -104,7 +104,10 @@ def _save(
 ) -> Promise:
     run, step = promised.run, promised.step
     saver.log.add(_report(step))
-    model = ModelWeights(_config(weights), _tokenizer(run), _weights(weights)) if weights else None
+    model: SaveModel | None = None
+    if weights:
+        described = saver.out, _config(weights), _tokenizer(run)
+        model = partial(model_dir.save, *described, _weights(weights))
     failures = list(saver.save(_progress(run, step, 0), _arrays(run, step), model))
     assert not failures, failures
     promise(

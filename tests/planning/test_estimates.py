@@ -4,6 +4,7 @@ import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from support.runs import request
 from tgen import runs
+from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
@@ -21,7 +23,7 @@ from tgen.planning.memory import activation_bytes, choose_parallel, rank_memory
 from tgen.planning.scaling import EFFICIENCY, sent_bytes
 from tgen.planning.shapes import block_shapes, n_parameters, outer_shapes
 from tgen.reports.json_text import json_record
-from tgen.runs.checkpoint_saver import CheckpointSaver, ModelWeights
+from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.runs.log import RunLog
 from tgen.training.evaluation import cross_entropy
 from tgen.training.state import new_state, weights_of
@@ -97,10 +99,10 @@ def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
     tracemalloc.start()
     try:
         arrays = state.to_arrays()
-        weights = ModelWeights(config, tokenizer, weights_of(arrays, config))
+        save = partial(model_dir.save, tmp_path, config, tokenizer, weights_of(arrays, config))
         saver = CheckpointSaver(tmp_path, RunLog(None), run_id="1", environment={}, keep=2)
         progress = dataclasses.asdict(state.progress)
-        assert not list(saver.save(progress, arrays, weights))
+        assert not list(saver.save(progress, arrays, save))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -6,54 +6,21 @@ A run that is killed in between repeats a step; no state is ahead of its log.
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
-from tgen.checkpoint import model_dir
-from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.config import ModelConfig
 from tgen.errors import TgenError, TrainingError
-from tgen.lora import merging
-from tgen.lora.layout import Pair
 from tgen.reports.training import SavingReport
 from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
 from tgen.storage import files
-from tgen.tokenizer import Tokenizer
 
 _MAX_RETRY_SECONDS = 60.0
-
-
-class ModelWeights(NamedTuple):
-    """Model arguments of `model_dir.save`."""
-
-    config: ModelConfig
-    tokenizer: Tokenizer
-    arrays: Mapping[str, NDArray[Any]]
-    ngrams: Mapping[str, NDArray[Any]] | None = None
-    inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
-
-
-class AdapterWeights(NamedTuple):
-    """Adapter arguments of `merging.save`."""
-
-    config: ModelConfig  # of the base model
-    tokenizer: Tokenizer
-    pairs: Mapping[str, Pair]
-    base: str
-    base_digest: str
-    alpha: float
-    inherited: InheritedSettings | None = None
-
-    @property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that are saved."""
-        of_a = {f"{name} A": pair.a for name, pair in self.pairs.items()}
-        return of_a | {f"{name} B": pair.b for name, pair in self.pairs.items()}
+SaveModel = Callable[..., None]  # `model_dir.save` or `merging.save`; the argument left is `is_new`
 
 
 class CheckpointSaver:
@@ -72,7 +39,8 @@ class CheckpointSaver:
         self.out, self.log = out, log
         self._run_id, self._environment, self._keep = run_id, environment, keep
         self.is_new = False  # the next model is the first of the run
-        self._model: ModelWeights | AdapterWeights | None = None  # waits to be saved
+        self._model: SaveModel | None = None  # waits to be saved
+        self._model_bytes = 0
         self._last_step: int | None = None  # the next save removes later states
         self._n_failures = 0  # since the last success
         self._reason = ""  # of the last failure
@@ -93,12 +61,14 @@ class CheckpointSaver:
         self,
         progress: Mapping[str, Any],
         arrays: Mapping[str, NDArray[Any]],
-        model: ModelWeights | AdapterWeights | None = None,
+        model: SaveModel | None = None,
+        model_bytes: int = 0,
     ) -> Iterator[SavingReport]:
-        """Save the training state and `model`; report a failure, and the success after it."""
-        self._model = model or self._model
-        weights = self._model.arrays if self._model else {}
-        self._needed_bytes = sum(array.nbytes for array in [*arrays.values(), *weights.values()])
+        """Save the training state and the `model` with weights of `model_bytes`; report a failure,
+        and the success after it."""
+        if model is not None:
+            self._model, self._model_bytes = model, model_bytes
+        self._needed_bytes = self._model_bytes + sum(array.nbytes for array in arrays.values())
         self._reason = ""
         try:
             self._write(progress, arrays)
@@ -139,21 +109,10 @@ class CheckpointSaver:
 
     def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         self._drop_states()
-        if isinstance(self._model, AdapterWeights):
-            merging.save(self.out, **self._model._asdict(), is_new=self.is_new)
-        elif self._model:
-            config, tokenizer, weights, ngrams, inherited = self._model
-            model_dir.save(
-                self.out,
-                config,
-                tokenizer,
-                weights,
-                ngrams=ngrams,
-                inherited=inherited,
-                is_new=self.is_new,
-            )
+        if self._model is not None:
+            self._model(is_new=self.is_new)
         self.is_new = self.is_new and self._model is None
-        self._model = None
+        self._model, self._model_bytes = None, 0
         self.log.flush()
         run_state.save_state(
             self.out,

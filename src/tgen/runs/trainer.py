@@ -1,16 +1,20 @@
 """Train a prepared run: log, save, sample and roll back, as an iterator of reports."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tgen import distributed
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.stored_models import is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
-from tgen.lora import training
+from tgen.lora import merging, training
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
@@ -23,7 +27,7 @@ from tgen.reports.training import (
 from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
 from tgen.runs import tensorboard
-from tgen.runs.checkpoint_saver import AdapterWeights, CheckpointSaver, ModelWeights
+from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
 from tgen.runs.closing import final_reports, sample
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
@@ -166,27 +170,32 @@ class Trainer:
             raise DivergedError(f"a weight became infinite or NaN at step {state.progress.step}")
         arrays = state.to_arrays()
         if distributed.is_rank_zero():
-            weights: ModelWeights | AdapterWeights | None = None
-            adapter = self.prepared.new_adapter
-            if model and adapter is not None and self.prepared.record.adapter is not None:
-                weights = AdapterWeights(
-                    state.model.config,
-                    self.prepared.tokenizer,
-                    training.pairs_of(state.model, adapter.layout, adapter.shapes),
-                    self.prepared.record.adapter.base,
-                    self.prepared.record.adapter.base_digest,
-                    self.prepared.record.adapter.alpha,
-                    self.prepared.record.inherited,
-                )
-            elif model:
-                weights = ModelWeights(
-                    state.model.config,
-                    self.prepared.tokenizer,
-                    weights_of(arrays, state.model.config, logit_scale=state.progress.logit_scale),
-                    self.prepared.ngrams,
-                    self.prepared.record.inherited,
-                )
-            yield from self.saver.save(asdict(state.progress), arrays, weights)
+            to_save = self._model_to_save(state, arrays) if model else ()
+            yield from self.saver.save(asdict(state.progress), arrays, *to_save)
+
+    def _model_to_save(
+        self, state: TrainState, arrays: Mapping[str, NDArray[Any]]
+    ) -> tuple[SaveModel, int]:
+        """Return how to save the model or the adapter of the state, and the bytes of its arrays."""
+        record, adapter = self.prepared.record, self.prepared.new_adapter
+        described = self.out, state.model.config, self.prepared.tokenizer
+        if record.adapter is not None and adapter is not None:
+            pairs = training.pairs_of(state.model, adapter.layout, adapter.shapes)
+            save = partial(
+                merging.save,
+                *described,
+                pairs,
+                base=record.adapter.base,
+                base_digest=record.adapter.base_digest,
+                alpha=record.adapter.alpha,
+                inherited=record.inherited,
+            )
+            return save, sum(pair.a.nbytes + pair.b.nbytes for pair in pairs.values())
+        scale = state.progress.logit_scale
+        weights = weights_of(arrays, state.model.config, logit_scale=scale)
+        ngrams, inherited = self.prepared.ngrams, record.inherited
+        save = partial(model_dir.save, *described, weights, ngrams=ngrams, inherited=inherited)
+        return save, sum(array.nbytes for array in weights.values())
 
     def _retry(self, state: TrainState) -> Iterator[SavingReport]:
         """Save again if the last save failed a while ago."""
