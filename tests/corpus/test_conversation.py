@@ -131,7 +131,7 @@ def test_conversations_and_text_cannot_be_mixed(tmp_path):
 def test_a_tenth_of_the_rows_is_held_out_and_never_a_copy(tmp_path, n, expected):
     rows = [chat(USER | {"content": str(i % n)}, ANSWER) for i in range(n + n // 3)]
     read = corpus.read([write(tmp_path / "rows.jsonl", rows)])
-    train, val, _, n_dropped, _ = corpus.split_rows(read, 0.1)
+    train, val, _, n_dropped, *_ = corpus.split_rows(read, 0.1)
     assert len(val) == expected
     assert len(train) + len(val) + n_dropped == len(rows)
     texts = [set(documents) for documents in (train, val)]

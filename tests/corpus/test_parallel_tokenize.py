@@ -20,7 +20,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import Document, parallel_tokenize
 from tgen.corpus.documents import document_size
 from tgen.errors import CorpusError, TgenError, UsageError
-from tgen.runs import data
+from tgen.runs import tokenizing
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 STRAY = bytes(range(256)) * 40
@@ -180,15 +180,17 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
         return encode_pieces(pieces, tokenizer, processes=processes)
 
     monkeypatch.setattr("tgen.corpus.tokenize.encode_pieces", record_processes)
-    monkeypatch.setattr(data, "_PARALLEL_BYTES", 5000)
-    monkeypatch.setattr(data, "cpu_count", lambda: 3)
+    monkeypatch.setattr(tokenizing, "_PARALLEL_BYTES", 5000)
+    monkeypatch.setattr(tokenizing, "cpu_count", lambda: 3)
     tokenizer = train_char([TEXT])
     for n_bytes, threads in ((4000, None), (6000, None), (6000, 2), (6000, 64), (6000, 1)):
         path = tmp_path / "corpus.txt"
         path.write_bytes((TEXT * 9)[:n_bytes])
         config = TrainConfig(val_fraction=0.0)
-        split = data.split_corpus(corpus.read([str(path)]), config, 1 << 30)
-        run_generator(data.tokenize_split(split, tokenizer, config, folder=None, threads=threads))
+        split = tokenizing.split_corpus(corpus.read([str(path)]), config, 1 << 30)
+        run_generator(
+            tokenizing.tokenize_split(split, tokenizer, config, folder=None, threads=threads)
+        )
     assert counts[::2] == [1, 3, 2, 3, 1]
     assert set(counts[1::2]) == {1}  # the validation split is never large
 

@@ -151,10 +151,10 @@ def test_all_weights_of_an_adapter_with_its_base_are_fine_tuned(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base)))
     config = TrainConfig(steps=1)
     run_request = lora_request(tmp_path, tmp_path / "tuned", "again", lora=None, steps=1)
-    source, _ = fine_tuning.open_source(run_request, config)
-    assert source
+    opened, _ = fine_tuning.open_base(run_request, config)
+    assert opened.bundle
     merged, plain = merging.load(tmp_path / "tuned").arrays, merging.load(base).arrays
-    for name, array in source.bundle.arrays.items():
+    for name, array in opened.bundle.arrays.items():
         assert np.array_equal(array, merged[name])
     assert any(not np.array_equal(merged[name], plain[name]) for name in plain)
     list(runs.start(run_request))

@@ -7,7 +7,7 @@ A subsample consists of pieces spread evenly over the whole text.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ class TrainValSplit(NamedTuple):
     cuts_document: bool = False
     n_dropped: int = 0  # documents: further copies of validation documents
     dropped_bytes: int = 0
+    all_train_bytes: int = 0  # of the training documents before a sample of them was taken
+    notes: Sequence[str] = ()  # for the user
 
 
 def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:

@@ -29,11 +29,10 @@ from tgen.checkpoint.chat_template import (
 from tgen.config.training import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
-from tgen.reports.number_format import count
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
-from tgen.runs.tokenizing import PhaseProgress, PreparedText
+from tgen.runs.tokenizing import PhaseProgress, PreparedText, replacement_notes
 from tgen.storage import files
 from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
@@ -184,9 +183,11 @@ def tokenize_rows(
         sample_ids=sample_ids,
     )
     return PreparedText(
-        train.tokens,
-        val.tokens,
+        corpus.token_arrays(train.tokens, val.tokens),
+        train.tokens.target_bytes,
+        val.tokens.target_bytes,
         notes,
+        tokenizer,
         question[-1]["content"].encode("utf-8", "surrogateescape"),
         chat=chat_record,
         context_length=max(train.longest, val.longest) - 1,
@@ -341,8 +342,7 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
             f"the chat template rewrites earlier turns: {result.n_rows:,} rows are "
             f"{n_examples:,} examples"
         )
-    if n := result.tokens.n_replaced:
-        yield f"replaced {count(n, 'character')} that the tokenizer cannot express by U+FFFD"
+    yield from replacement_notes(result.tokens.n_replaced)
 
 
 def _describe_row(documents: Documents, i: int) -> str:

@@ -7,6 +7,7 @@ or its name, and checks its digest.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import find_model
 from tgen.checkpoint.stored_models import is_adapter
+from tgen.config import ModelConfig
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import merging
 from tgen.lora.layout import Pair
+from tgen.planning.shapes import FrozenModel
 from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import AdapterRecord
@@ -30,25 +33,52 @@ GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after
 
 
 @dataclass(frozen=True)
-class Source:
-    """The model that a run starts from, and the adapter that it continues, if any."""
+class Base:
+    """The model that a run starts from, the adapter that it continues, and the text whose loss is
+    compared; or nothing."""
 
-    bundle: model_dir.ModelBundle
+    bundle: model_dir.ModelBundle | None = None
     pairs: dict[str, Pair] | None = None
-    record: AdapterRecord | None = None  # of a LoRA run
+    adapter: AdapterRecord | None = None  # of a LoRA run
+    general: bytes = b""
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """The model's configuration."""
+        return None if self.bundle is None else self.bundle.config
+
+    @property
+    def weights(self) -> Mapping[str, NDArray[Any]] | None:
+        """The model's arrays."""
+        return None if self.bundle is None else self.bundle.arrays
+
+    @cached_property
+    def frozen(self) -> FrozenModel | None:
+        """The model as the plan counts it if only an adapter is trained."""
+        if self.adapter is None or self.bundle is None:
+            return None
+        return self.adapter.frozen_model(self.bundle.config, self.bundle.arrays)
 
 
-def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None, TrainConfig]:
-    """Load the model of --from and the adapter of --adapter; return them and the configuration with
-    the adapter's rank. None: a new model.
+def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConfig]:
+    """Load the model of --from, the adapter of --adapter and the text of --general; return them and
+    the configuration with the adapter's rank.
 
-    Raises UsageError for options that contradict each other, ModelError as the readers do.
+    Raises UsageError for options that contradict each other, ModelError as the readers do, and
+    CorpusError for an empty text.
     """
+    base, config = _open_model(request, config)
+    if request.general is None:
+        return base, config
+    return replace(base, general=_read_general(request.general)), config
+
+
+def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConfig]:
     start_from, adapter_name = request.start_from, request.adapter
     if start_from is None and adapter_name is None:
         if config.lora is not None:
             raise UsageError("--lora needs --from", "name the base model with --from")
-        return None, config
+        return Base(), config
     if adapter_name is not None and config.lora is not None:
         hint = "remove --lora: the adapter has a rank"
         raise UsageError("--adapter cannot be combined with --lora", hint)
@@ -63,7 +93,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         )
     bundle = merging.load(base_path)
     if path is None and config.lora is None:
-        return Source(bundle), config
+        return Base(bundle), config
     pairs: dict[str, Pair] | None = None
     if path is not None:
         adapter = adapters.read(path, bundle.config, model=bundle.path)
@@ -88,7 +118,7 @@ def open_source(request: RunRequest, config: TrainConfig) -> tuple[Source | None
         ranks={name: shape.rank for name, shape in shapes.items()},
         scales={name: shape.scale for name, shape in shapes.items()},
     )
-    return Source(bundle, pairs, record), config
+    return Base(bundle, pairs, record), config
 
 
 def dequantize_base(
@@ -126,8 +156,8 @@ def _dequantize(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def read_general(path: Path) -> bytes:
-    """Return the first 32 KB of the user's general text; raises CorpusError if it is empty."""
+def _read_general(path: Path) -> bytes:
+    """Return the first 32 KB of the user's general text."""
     with files.open_regular(path) as file:
         text = file.read(GENERAL_BYTES)
     if not text:

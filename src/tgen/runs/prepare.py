@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.checkpoint.model_dir import ModelBundle
-from tgen.config import ModelConfig
 from tgen.config.training import Parallel, TrainConfig
-from tgen.corpus import PackedRows, TokenDataset
-from tgen.errors import CorpusError, UsageError
+from tgen.corpus import PackedRows, TokenDataset, TrainValSplit
+from tgen.errors import UsageError
 from tgen.lora.layout import NewAdapter, Pair
 from tgen.machine.device import (
     Device,
@@ -32,37 +29,33 @@ from tgen.machine.device import (
     set_threads,
 )
 from tgen.model.precision import computes_bfloat16
-from tgen.planning.budget import choose_tokenizer
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.planning.scaling import scaling_report
 from tgen.planning.shapes import (
-    FrozenModel,
     MeasuredStep,
     matmul_params,
     n_parameters,
     step_seconds,
 )
-from tgen.reports.training import Choice, PhaseReport, PlanReport, ScalingReport
-from tgen.runs import fine_tuning, rank_sync
+from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
+from tgen.runs import rank_sync
 from tgen.runs.chat_rows import check_corpus, prepare_rows, rows_report
-from tgen.runs.data import TextSplit, join_documents, split_corpus, tokenize_split
+from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
 from tgen.runs.request import RunRequest, parse_overrides
-from tgen.runs.run_record import AdapterRecord, RunRecord
-from tgen.runs.tokenizing import PreparedText
+from tgen.runs.run_record import RunRecord
+from tgen.runs.tokenizing import PreparedText, join_documents, prepare_texts
 from tgen.storage.disk_array import Array
-from tgen.tokenizer import Tokenizer, make_tokenizer
+from tgen.tokenizer import Tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import MIN_STEPS, measure_speed, measure_step
 from tgen.training.state import TrainState, new_state
 from tgen.version import __version__
 
-_TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _BASELINE_BYTES_PER_SECOND = 5e5
 _BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
 _MIN_COMPILED_MINUTES = 3
 _MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10%
-_PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
 
 
@@ -79,7 +72,7 @@ class PreparedRun:
     general: bytes = b""  # text whose loss is reported before and after fine-tuning
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
-    baseline_text: TextSplit | None = None  # to measure baselines on, until that is done
+    baseline_text: TrainValSplit | None = None  # to measure baselines on, until that is done
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -152,32 +145,6 @@ class PreparedRun:
         }
 
 
-class _Base(NamedTuple):
-    """The model to fine-tune, its adapter, and the text whose loss is compared; or nothing."""
-
-    bundle: ModelBundle | None = None
-    pairs: Mapping[str, Pair] | None = None
-    adapter: AdapterRecord | None = None
-    general: bytes = b""
-
-    @property
-    def config(self) -> ModelConfig | None:
-        """The model's configuration."""
-        return None if self.bundle is None else self.bundle.config
-
-    @property
-    def weights(self) -> Mapping[str, NDArray[Any]] | None:
-        """The model's arrays."""
-        return None if self.bundle is None else self.bundle.arrays
-
-    @property
-    def frozen(self) -> FrozenModel | None:
-        """The model as the plan counts it if only an adapter is trained."""
-        if self.adapter is None or self.bundle is None:
-            return None
-        return self.adapter.frozen_model(self.bundle.config, self.bundle.arrays)
-
-
 class _Machine(NamedTuple):
     """The measured speed and memory of all ranks' machines."""
 
@@ -202,61 +169,47 @@ def prepare(
     set_threads(request.threads)
     model_fields, train_fields = parse_overrides(request.overrides)
     config = replace(request.train, compile=_compile(request, device), **train_fields)
-    base, config = yield from _open_base(request, config)
+    if request.start_from is not None or request.adapter is not None:
+        yield PhaseReport(phase="loading the model")
+    base, config = open_base(request, config)
     machine = yield from _measure_machine(device, config, base)
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
     max_bytes = usable_bytes(request.size, config, fastest, base.config)
-    text = yield from _open_corpus(request, base)
+    documents = yield from _open_corpus(request, base)
     if not distributed.is_rank_zero():
-        text.close()
+        documents.close()
         return _broadcast(None, device, base)
-    split: TextSplit | None = None
-    if text.is_chat and base.bundle is not None:
-        prepared_text = yield from prepare_rows(
+    if documents.is_chat and base.bundle is not None:
+        text = yield from prepare_rows(
             request,
             base.bundle,
-            text,
+            documents,
             config,
             context_length=model_fields.get("context_length"),
             max_bytes=max_bytes,
             folder=folder,
         )
-        model_fields.setdefault("context_length", prepared_text.context_length)
-        tokenizer, tokenizer_choice = _inherit_tokenizer(base.bundle)
+        model_fields.setdefault("context_length", text.context_length)
     else:
-        split = split_corpus(text, config, max_bytes)
-        if base.bundle is None:
-            yield PhaseReport(phase="training the tokenizer")
-        tokenizer, tokenizer_choice = _choose_tokenizer(request, base.bundle, split)
-        prepared_text = yield from _prepare_text(request, split, tokenizer, config, folder)
+        text = yield from prepare_texts(
+            request, base.bundle, documents, config, max_bytes=max_bytes, folder=folder
+        )
     plan, inputs = yield from _make_plan(
-        request, config, model_fields, machine, base, prepared_text, tokenizer, started_at
+        request, config, model_fields, machine, base, text, started_at
     )
-    notes = [*(base.bundle.warnings if base.bundle else ()), *prepared_text.notes, *plan.notes]
-    baseline_text = None
-    parts = (prepared_text.train, prepared_text.val)
-    if split and split.val and all(part.loss_mask is None for part in parts):
-        baseline_text = split if _fits_baselines(split, config) else None
-        if baseline_text is None:
-            notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
+    notes = [*(base.bundle.warnings if base.bundle else ()), *text.notes, *plan.notes]
+    baseline_text = text.comparable
+    if baseline_text is not None and not _fits_baselines(baseline_text, config):
+        baseline_text = None
+        notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
     general = base.general
     if inputs.general_tokens is not None:
-        general = fine_tuning.cut_general(general, inputs.general_tokens, plan.general_tokens)
-    record = _record(
-        request,
-        text,
-        base,
-        prepared_text,
-        tokenizer,
-        tokenizer_choice,
-        replace(plan, notes=notes),
-        device,
-    )
-    record = replace(record, read_bytes=max_bytes)
+        general = cut_general(general, inputs.general_tokens, plan.general_tokens)
+    plan = replace(plan, notes=notes)
     prepared = PreparedRun(
-        record,
-        tokenizer,
-        corpus.token_arrays(prepared_text.train, prepared_text.val),
+        _record(request, documents, base, text, plan, device, max_bytes),
+        text.tokenizer,
+        text.tokens,
         device,
         base.weights,
         base.pairs,
@@ -264,27 +217,14 @@ def prepare(
         rank_sync.resolve_parallel(
             plan, device, machine.rank_memory, request.parallel, frozen=base.frozen
         ),
-        _scaling(request, plan, inputs, prepared_text, device) if request.is_estimate else None,
+        _scaling(request, plan, inputs, text, device) if request.is_estimate else None,
         baseline_text,
     )
     return _broadcast(prepared, device, base)
 
 
-def _open_base(
-    request: RunRequest, config: TrainConfig
-) -> Generator[PhaseReport, None, tuple[_Base, TrainConfig]]:
-    """Load the model to start from; return the configuration with its adapter's rank."""
-    if request.start_from is not None or request.adapter is not None:
-        yield PhaseReport(phase="loading the model")
-    source, config = fine_tuning.open_source(request, config)
-    general = b"" if request.general is None else fine_tuning.read_general(request.general)
-    if source is None:
-        return _Base(general=general), config
-    return _Base(source.bundle, source.pairs, source.record, general), config
-
-
 def _measure_machine(
-    device: Device, config: TrainConfig, base: _Base
+    device: Device, config: TrainConfig, base: Base
 ) -> Generator[PhaseReport, None, _Machine]:
     """Time all ranks, after a check that they are alike."""
     rank_sync.check_same_software(device)
@@ -302,7 +242,7 @@ def _measure_machine(
     return _Machine(device, speed, bfloat16_speed, memory)
 
 
-def _open_corpus(request: RunRequest, base: _Base) -> Generator[PhaseReport, None, corpus.Corpus]:
+def _open_corpus(request: RunRequest, base: Base) -> Generator[PhaseReport, None, corpus.Corpus]:
     """Read the corpus as far as its documents, and check it."""
     yield PhaseReport(phase="reading the corpus")
     text = corpus.read(request.corpus, chat=request.chat)
@@ -311,62 +251,32 @@ def _open_corpus(request: RunRequest, base: _Base) -> Generator[PhaseReport, Non
     return text
 
 
-def _prepare_text(
-    request: RunRequest,
-    split: TextSplit,
-    tokenizer: Tokenizer,
-    config: TrainConfig,
-    folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedText]:
-    """Tokenize texts, as `prepare_rows` does with conversations."""
-    begin_ids = corpus.begin_of_document(tokenizer)
-    train, val = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
-    )
-    if train.target_bytes == 0:
-        raise CorpusError(
-            "the corpus has no completions to train on",
-            "add --set loss_on=all to train on prompts",
-        )
-    return PreparedText(
-        train,
-        val,
-        split.notes,
-        tokenizer.make_expressible(_sample_prompt(split)),
-        begin_of_text=begin_ids[0] if begin_ids else None,
-        whole_tokens=round(len(train.tokens) * split.all_train_bytes / split.train.n_bytes),
-    )
-
-
 def _make_plan(
     request: RunRequest,
     config: TrainConfig,
     model_fields: dict[str, Any],
     machine: _Machine,
-    base: _Base,
+    base: Base,
     text: PreparedText,
-    tokenizer: Tokenizer,
     started_at: float,
 ) -> Generator[PhaseReport, None, tuple[Plan, PlanInputs]]:
     """Make the plan, and once more after a step of it is measured, unless it is an estimate."""
     on_cpu = machine.device.type == "cpu" and request.device_memory is None
     alone = not request.is_estimate and not distributed.launched()
     inputs = PlanInputs(
-        vocab_size=tokenizer.vocab_size,
-        train_tokens=len(text.train.tokens),
-        val_tokens=len(text.val.tokens),
+        vocab_size=text.tokenizer.vocab_size,
+        train_tokens=len(text.tokens["train"]),
+        val_tokens=len(text.tokens["val"]),
         train_rows=text.n_examples,
-        has_merges=bool((tokenizer.merge_pairs >= 0).any()),
+        has_merges=bool((text.tokenizer.merge_pairs >= 0).any()),
         flops_per_second=machine.speed,
         bfloat16_flops_per_second=machine.bfloat16_speed,
         memory=memory_bytes(machine.device) if alone else None,
         rank_memory=request.device_memory if request.is_estimate else machine.rank_memory,
         n_ranks=distributed.ranks().world_size,
         on_cpu=on_cpu,
-        source_optimizer=None
-        if base.bundle is None
-        else fine_tuning.source_optimizer(base.bundle.path),
-        general_tokens=len(tokenizer.encode_corpus(base.general)[0]) if base.general else None,
+        source_optimizer=None if base.bundle is None else source_optimizer(base.bundle.path),
+        general_tokens=len(text.tokenizer.encode_corpus(base.general)[0]) if base.general else None,
         frozen=base.frozen,
     )
     choose = partial(
@@ -390,38 +300,38 @@ def _make_plan(
 
 def _record(
     request: RunRequest,
-    text: corpus.Corpus,
-    base: _Base,
-    prepared: PreparedText,
-    tokenizer: Tokenizer,
-    tokenizer_choice: Choice,
+    documents: corpus.Corpus,
+    base: Base,
+    text: PreparedText,
     plan: Plan,
     device: Device,
+    max_bytes: int,
 ) -> RunRecord:
     """Return the record of a new run."""
     return RunRecord(
         run_id=secrets.token_hex(8),
         corpus=request.corpus,
-        corpus_sha256=text.sha256,
-        corpus_bytes=text.n_bytes,
-        train_bytes=prepared.train.target_bytes,
-        held_out_bytes=prepared.val.target_bytes,
-        tokenizer=tokenizer_choice,
-        tokenizer_sha256=hashlib.sha256(tokenizer.json.encode()).hexdigest(),
-        end_of_text=tokenizer.end_of_text,
+        corpus_sha256=documents.sha256,
+        corpus_bytes=documents.n_bytes,
+        train_bytes=text.train_bytes,
+        held_out_bytes=text.held_out_bytes,
+        tokenizer=text.tokenizer_choice,
+        tokenizer_sha256=hashlib.sha256(text.tokenizer.json.encode()).hexdigest(),
+        end_of_text=text.tokenizer.end_of_text,
         start_from=None if base.bundle is None else str(base.bundle.path.resolve()),
-        inherited=prepared.inherited or _inherited(base),
+        inherited=text.inherited,
         plan=plan,
         baselines={},
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
+        read_bytes=max_bytes,
         ngrams=request.ngrams,
         adapter=base.adapter,
-        sample_prompt=prepared.sample_prompt,
+        sample_prompt=text.sample_prompt,
         exact_epochs=True,
-        chat=prepared.chat,
-        begin_of_text=prepared.begin_of_text,
+        chat=text.chat,
+        begin_of_text=text.begin_of_text,
     )
 
 
@@ -429,7 +339,7 @@ def _scaling(
     request: RunRequest, plan: Plan, inputs: PlanInputs, text: PreparedText, device: Device
 ) -> ScalingReport:
     """Estimate the run on many ranks; all of the training text counts, not only its sample."""
-    n_tokens = len(text.train.tokens) if text.whole_tokens is None else text.whole_tokens
+    n_tokens = len(text.tokens["train"]) if text.whole_tokens is None else text.whole_tokens
     return scaling_report(
         plan,
         inputs,
@@ -495,29 +405,6 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
     )
 
 
-def _inherited(base: _Base) -> InheritedSettings | None:
-    return None if base.bundle is None else model_dir.inherited_settings(base.bundle)
-
-
-def _inherit_tokenizer(source: model_dir.ModelBundle) -> tuple[Tokenizer, Choice]:
-    return source.tokenizer, Choice("tokenizer", "inherited", "from the model to fine-tune")
-
-
-def _choose_tokenizer(
-    request: RunRequest, source: model_dir.ModelBundle | None, split: TextSplit
-) -> tuple[Tokenizer, Choice]:
-    if source is not None:
-        return _inherit_tokenizer(source)
-    sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
-    texts = [part[:] for document in sample for part in document]
-    kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
-    if kind == "auto":
-        alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(split.train.n_bytes, alphabet)
-        vocab_size = vocab_size or chosen
-    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
-
-
 def _compile(request: RunRequest, device: Device) -> bool:
     """Return whether to compile the step: by default on CUDA with Triton, except in short runs."""
     is_long = request.train.steps is None and request.train.minutes >= _MIN_COMPILED_MINUTES
@@ -532,7 +419,7 @@ def _compile(request: RunRequest, device: Device) -> bool:
     return is_long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _fits_baselines(split: TextSplit, config: TrainConfig) -> bool:
+def _fits_baselines(split: TrainValSplit, config: TrainConfig) -> bool:
     """Whether other compressors need at most 5% of the time budget."""
     n_bytes = sum(documents.n_bytes + len(documents) for documents in (split.train, split.val))
     limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
@@ -550,7 +437,7 @@ def measure_baselines(prepared: PreparedRun) -> Generator[PhaseReport, None, Pre
     return replace(prepared, record=record, baseline_text=None)
 
 
-def _baselines(split: TextSplit) -> dict[str, float]:
+def _baselines(split: TrainValSplit) -> dict[str, float]:
     train, val = join_documents(split.train), join_documents(split.val)
     if not train or not val:
         return {}
@@ -560,16 +447,7 @@ def _baselines(split: TextSplit) -> dict[str, float]:
     }
 
 
-def _sample_prompt(split: TextSplit) -> bytes:
-    """Return the first words of a document, or the end of the prompt of a prompt/completion row."""
-    document = (split.val or split.train)[0]
-    if len(document) > 1:
-        return document[0][-1000:]
-    words = document[0][:_PROMPT_BYTES].lstrip()[:24].rsplit(None, 1)
-    return words[0] if words else document[0][:24]
-
-
-def _broadcast(prepared: PreparedRun | None, device: Device, base: _Base) -> PreparedRun:
+def _broadcast(prepared: PreparedRun | None, device: Device, base: Base) -> PreparedRun:
     """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
     values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
     record, tokenizer, parallel = distributed.broadcast(values)

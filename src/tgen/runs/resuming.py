@@ -16,7 +16,7 @@ from tgen.runs.run_record import RunRecord, check_field_types
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best, reset_end
-from tgen.training.state import Progress, TrainState
+from tgen.training.state import Progress, TrainState, fits_model
 
 # The state or the data depends on them.
 _FIXED = {"optimizer", "loss_on", "val_fraction", "compile", "bigram_start", "temperature_scaling"}
@@ -200,7 +200,36 @@ def record_corpus_change(record: RunRecord, old: RunRecord, progress: Progress) 
     return replace(record, overridden=[*record.overridden, note])
 
 
-def environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def check_fit(out: Path, record: RunRecord, saved: run_state.SavedState) -> None:
+    """Raise TrainingError if the arrays of a state are not those of the record's model."""
+    plan, adapter = record.plan, None
+    if record.adapter is not None:
+        adapter = record.adapter.new_adapter(plan.model)
+    if not fits_model(saved.arrays, plan.model, plan.train.optimizer, adapter):
+        raise TrainingError(
+            f"the training state in {out} does not fit the model in training/run.json",
+            run_state.recovery_hint(out),
+        )
+
+
+def resume_notes(
+    saved: run_state.SavedState,
+    record: RunRecord,
+    progress: Progress,
+    environment: Mapping[str, Any],
+) -> list[str]:
+    """Return notes for the user on a run that continues from a saved state."""
+    notes = [*saved.damaged, *record.overridden]
+    if progress.step == progress.total_steps:
+        notes.append(
+            f"the run ended at step {progress.step:,}; add --override --steps N to continue"
+        )
+    if difference := _environment_diff(saved.environment, environment):
+        notes.append(f"results may differ from an uninterrupted run: {difference}")
+    return notes
+
+
+def _environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """List the differences of two environments; if empty, the run resumes bit for bit."""
     old = {"ranks": 1, **old}
     return ", ".join(

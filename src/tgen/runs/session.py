@@ -1,14 +1,17 @@
 """Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from tgen import corpus, distributed
+from tgen.config.training import Parallel
 from tgen.errors import TgenError, TrainingError
-from tgen.machine.device import choose_device, set_threads
+from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import log as run_log
@@ -22,16 +25,17 @@ from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
     apply_overrides,
     check_corpus,
-    environment_diff,
+    check_fit,
     load_newest_state,
     load_progress,
     load_tokenizer,
     record_corpus_change,
+    resume_notes,
 )
 from tgen.runs.run_record import RunRecord
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.storage.disk_array import Array
-from tgen.training.state import fits_model
+from tgen.tokenizer import Tokenizer
 
 
 def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
@@ -100,14 +104,63 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
-    text = None
+    tokenizer, record, tokens_entry = yield from _check_data(request, record, tokens_entry)
+    with run_log.RunLog(out if is_rank_zero else None) as log:
+        if is_rank_zero:
+            run_state.remove_leftovers(out)
+        yield PhaseReport(phase="loading the checkpoint")
+        saved = load_newest_state(out, record)
+        progress = load_progress(saved, record)
+        record = apply_overrides(record, request, progress)
+        if record.corpus_changes > old_record.corpus_changes:
+            record = record_corpus_change(record, old_record, progress)
+        if is_rank_zero:
+            check_fit(out, record, saved)
+        weights, parallel = yield from _load_base(record, device, memory, request.parallel)
+        tokens = _load_tokens(out, record.run_id, tokens_entry)
+        if ("train_lengths" in tokens) != (record.chat is not None):
+            raise TrainingError(
+                f"the tokens in {out} do not fit training/run.json", run_state.recovery_hint(out)
+            )
+        general = run_state.load_general(out)
+        prepared = PreparedRun(
+            record, tokenizer, tokens, device, weights, general=general, parallel=parallel
+        )
+        state = prepared.new_state(restored=True)
+        prepared = replace(prepared, weights=None)
+        del weights
+        state.restore(saved.arrays, progress)
+        if is_rank_zero:
+            if record is not old_record:
+                run_state.save_record(out, record.to_dict(), tokens_entry)
+            run_state.drop_other_tokens(out, tokens_entry)
+        log.trim(progress.step, n_rollbacks=progress.n_rollbacks)
+        plan = plan_report(out, prepared, step=progress.step)
+        notes = resume_notes(saved, record, progress, prepared.environment())
+        yield log.add(replace(plan, notes=[*plan.notes, *notes]))
+        started_at = distributed.clock()
+        prepared = yield from measure_before(out, prepared, state, tokens_entry)
+        if progress.step == 0:
+            progress.seconds += distributed.clock() - started_at
+            progress.setup_seconds = progress.seconds
+        yield from Trainer(out, prepared, log, stopped).run(state)
+
+
+def _check_data(
+    request: ResumeRequest, record: RunRecord, tokens_entry: Mapping[str, Any]
+) -> Generator[PhaseReport, None, tuple[Tokenizer, RunRecord, Mapping[str, Any]]]:
+    """Return the tokenizer, and the record and the tokens entry of the corpus to train on.
+
+    Rank 0 checks the tokens; it replaces damaged ones if the user names the corpus.
+    """
+    out, text = request.out, None
     if request.corpus:
         text = corpus.read(request.corpus, chat=record.chat is not None)
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
-    is_new_corpus = text is not None and check_corpus(out, record, text, override=request.override)
+    is_new = text is not None and check_corpus(out, record, text, override=request.override)
     tokenizer = load_tokenizer(out, record)
-    if is_rank_zero:
-        if text is not None and is_new_corpus:
+    if distributed.is_rank_zero():
+        if text is not None and is_new:
             record, tokens_entry = yield from tokenize_new_corpus(
                 out, text, request.corpus, record, tokenizer
             )
@@ -117,75 +170,24 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             if text is None:
                 raise
             yield from retokenize(out, text, record, tokenizer, tokens_entry)
-    record, tokens_entry = distributed.broadcast((record, tokens_entry))
-    with run_log.RunLog(out if is_rank_zero else None) as log:
-        if is_rank_zero:
-            run_state.remove_leftovers(out)
-        yield PhaseReport(phase="loading the checkpoint")
-        saved = load_newest_state(out, record)
-        progress = load_progress(saved, record)
-        record = apply_overrides(record, request, progress)
-        if is_new_corpus:
-            record = record_corpus_change(record, old_record, progress)
-        adapter = None
-        if record.adapter is not None:
-            adapter = record.adapter.new_adapter(record.plan.model)
-        if is_rank_zero and not fits_model(
-            saved.arrays, record.plan.model, record.plan.train.optimizer, adapter
-        ):
-            raise TrainingError(
-                f"the training state in {out} does not fit the model in training/run.json",
-                run_state.recovery_hint(out),
-            )
-        weights = frozen = None
-        if record.adapter is not None:
-            yield PhaseReport(phase="loading the model")
-            weights = load_base(record.adapter)
-            frozen = record.adapter.frozen_model(record.plan.model, weights)
-        parallel = rank_sync.resolve_parallel(
-            record.plan, device, memory, request.parallel, frozen=frozen
-        )
-        if parallel is None and device.type == "cpu":
-            needs = record.plan.model, record.plan.train, record.plan.context_length
-            check_memory(*needs, memory, frozen=frozen)
-        tokens = _load_tokens(out, record.run_id, tokens_entry)
-        if ("train_lengths" in tokens) != (record.chat is not None):
-            raise TrainingError(
-                f"the tokens in {out} do not fit training/run.json", run_state.recovery_hint(out)
-            )
-        prepared = PreparedRun(
-            record,
-            tokenizer,
-            tokens,
-            device,
-            weights,
-            general=run_state.load_general(out),
-            parallel=parallel,
-        )
-        state = prepared.new_state(restored=True)
-        prepared = replace(prepared, weights=None)
-        del weights
-        state.restore(saved.arrays, progress)
-        notes = [*saved.damaged, *record.overridden]
-        if progress.step == progress.total_steps:
-            notes.append(
-                f"the run ended at step {progress.step:,}; add --override --steps N to continue"
-            )
-        if difference := environment_diff(saved.environment, prepared.environment()):
-            notes.append(f"results may differ from an uninterrupted run: {difference}")
-        if is_rank_zero:
-            if record is not old_record:
-                run_state.save_record(out, record.to_dict(), tokens_entry)
-            run_state.drop_other_tokens(out, tokens_entry)
-        log.trim(progress.step, n_rollbacks=progress.n_rollbacks)
-        plan = plan_report(out, prepared, step=progress.step)
-        yield log.add(replace(plan, notes=[*plan.notes, *notes]))
-        started_at = distributed.clock()
-        prepared = yield from measure_before(out, prepared, state, tokens_entry)
-        if progress.step == 0:
-            progress.seconds += distributed.clock() - started_at
-            progress.setup_seconds = progress.seconds
-        yield from Trainer(out, prepared, log, stopped).run(state)
+    return tokenizer, *distributed.broadcast((record, tokens_entry))
+
+
+def _load_base(
+    record: RunRecord, device: Device, memory: int | None, requested: Parallel | None
+) -> Generator[PhaseReport, None, tuple[Mapping[str, NDArray[Any]] | None, Parallel | None]]:
+    """Return the base model of a LoRA run, and how ranks share the model, which must fit into their
+    memory."""
+    weights = frozen = None
+    if record.adapter is not None:
+        yield PhaseReport(phase="loading the model")
+        weights = load_base(record.adapter)
+        frozen = record.adapter.frozen_model(record.plan.model, weights)
+    parallel = rank_sync.resolve_parallel(record.plan, device, memory, requested, frozen=frozen)
+    if parallel is None and device.type == "cpu":
+        needs = record.plan.model, record.plan.train, record.plan.context_length
+        check_memory(*needs, memory, frozen=frozen)
+    return weights, parallel
 
 
 def _load_tokens(

@@ -1,16 +1,33 @@
-"""Progress while a corpus is tokenized, and the result."""
+"""Split a corpus of texts, sample and tokenize it; its result is that of conversations too."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from tgen import corpus
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.corpus import TokenizedCorpus
-from tgen.reports.training import PhaseReport
+from tgen.config.training import TrainConfig
+from tgen.corpus import Corpus, Documents, TrainValSplit
+from tgen.errors import CorpusError
+from tgen.machine.cpus import cpu_count
+from tgen.planning.budget import choose_tokenizer
+from tgen.reports.training import Choice, PhaseReport
+from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
+from tgen.storage.disk_array import Array
+from tgen.tokenizer import Tokenizer, make_tokenizer
 
+_COMPARED_BYTES = 1 << 21
+_LARGE_OVERLAP = 0.05
+_FEW_VAL_BYTES = 1 << 14
+_PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
+_TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
+_PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
 _REPORT_SECONDS = 1.0
+_INHERITED = Choice("tokenizer", "inherited", "from the model to fine-tune")
 
 T = TypeVar("T")
 
@@ -18,20 +35,24 @@ T = TypeVar("T")
 class PreparedText(NamedTuple):
     """A corpus of texts or of conversations as tokens, and what follows from it."""
 
-    train: TokenizedCorpus
-    val: TokenizedCorpus
+    tokens: dict[str, Array]  # fields of a TokenDataset or of PackedRows
+    train_bytes: int  # bytes of target tokens
+    held_out_bytes: int  # bytes of target tokens
     notes: list[str]
+    tokenizer: Tokenizer
     sample_prompt: bytes
+    tokenizer_choice: Choice = _INHERITED
     begin_of_text: int | None = None  # of texts: the id before each document
     whole_tokens: int | None = None  # of texts: estimate for all of the training split
-    chat: ChatRecord | None = None  # of conversations, like the following
-    inherited: InheritedSettings | None = None  # with the template and the end of an answer
-    context_length: int | None = None  # tokens of a window
+    comparable: TrainValSplit | None = None  # of texts: what other compressors can be measured on
+    chat: ChatRecord | None = None
+    context_length: int | None = None  # of conversations: tokens of a window
+    inherited: InheritedSettings | None = None  # from the model to fine-tune
 
     @property
     def n_examples(self) -> int | None:
         """Number of conversations' examples to train on."""
-        return None if self.train.row_lengths is None else len(self.train.row_lengths)
+        return None if self.chat is None else len(self.tokens["train_lengths"])
 
 
 class PhaseProgress:
@@ -59,3 +80,164 @@ class PhaseProgress:
                 fraction = n_done / self._n_units
                 left = (now - self._started_at) * (1 - fraction) / fraction
                 yield replace(self._start, fraction_done=fraction, seconds_left=left)
+
+
+def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValSplit:
+    """Split a corpus, and sample about `max_bytes` of the training split."""
+    notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    notes += [
+        f"{name} has rows but is trained on as plain text: {hint}"
+        for name, hint in text.misnamed.items()
+    ]
+    split = corpus.split_train_val(text, config.val_fraction)
+    if not split.val or not split.train:
+        split = TrainValSplit(text.documents, min(split.train, split.val, key=len))
+        notes.append("no validation split: the last weights are saved, not the best")
+    if split.n_dropped:
+        notes.append(
+            f"copies of validation documents dropped: {split.n_dropped:,} "
+            f"({split.dropped_bytes:,} bytes)"
+        )
+    train = corpus.subsample_documents(split.train, max_bytes)
+    val = corpus.subsample_documents(split.val, corpus.MAX_VAL_BYTES)
+    if train is not split.train:
+        notes.append(
+            f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: more would exceed the "
+            "time budget"
+        )
+    if 0 < val.n_bytes < _FEW_VAL_BYTES:
+        notes.append(
+            f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
+            "--val-fraction 0 trains on everything and saves the last weights"
+        )
+    samples = (
+        join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
+        for documents in (split.train, val)
+    )
+    overlap = corpus.overlap_fraction(*samples)
+    if overlap >= _LARGE_OVERLAP:
+        notes.append(
+            f"at least {overlap:.0%} of the validation split is also in the training split, in "
+            "runs of 64 bytes or more: validation loss is too optimistic"
+        )
+    return split._replace(
+        train=train,
+        val=val,
+        cuts_document=split.cuts_document and train is split.train,
+        all_train_bytes=split.train.n_bytes,
+        notes=notes,
+    )
+
+
+def prepare_texts(
+    request: RunRequest,
+    source: model_dir.ModelBundle | None,
+    text: Corpus,
+    config: TrainConfig,
+    *,
+    max_bytes: int,
+    folder: Path | None,
+) -> Generator[PhaseReport, None, PreparedText]:
+    """Split texts, choose a tokenizer unless `source` has one, tokenize, and close the corpus.
+
+    Raise CorpusError if nothing is to be learned.
+    """
+    split = split_corpus(text, config, max_bytes)
+    if source is None:
+        yield PhaseReport(phase="training the tokenizer")
+        tokenizer, choice = _choose_tokenizer(request, split)
+    else:
+        tokenizer, choice = source.tokenizer, _INHERITED
+    begin_ids = corpus.begin_of_document(tokenizer)
+    prepared = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
+    )
+    if prepared.train_bytes == 0:
+        raise CorpusError(
+            "the corpus has no completions to train on",
+            "add --set loss_on=all to train on prompts",
+        )
+    has_mask = not {"train_loss_mask", "val_loss_mask"}.isdisjoint(prepared.tokens)
+    n_tokens = len(prepared.tokens["train"])
+    return prepared._replace(
+        sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
+        tokenizer_choice=choice,
+        begin_of_text=begin_ids[0] if begin_ids else None,
+        whole_tokens=round(n_tokens * split.all_train_bytes / split.train.n_bytes),
+        comparable=split if split.val and not has_mask else None,
+        inherited=None if source is None else model_dir.inherited_settings(source),
+    )
+
+
+def tokenize_split(
+    split: TrainValSplit,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    *,
+    folder: Path | None,
+    threads: int | None,
+    begin_ids: Sequence[int] = (),
+) -> Generator[PhaseReport, None, PreparedText]:
+    """Tokenize the training and validation split, and close the corpus; yield progress.
+
+    Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
+    the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
+    corpus has changed since it was read.
+    """
+    progress = PhaseProgress("tokenizing", split.train.n_bytes + split.val.n_bytes)
+    n_cpus = cpu_count()
+    is_large = split.train.n_bytes >= _PARALLEL_BYTES
+    train = yield from progress.report(
+        corpus.tokenize_documents(
+            split.train,
+            tokenizer,
+            loss_on=config.loss_on,
+            begin_ids=begin_ids,
+            open_end=split.cuts_document,
+            folder=folder,
+            processes=min(threads or n_cpus, n_cpus) if is_large else 1,
+        )
+    )
+    progress.units_before = split.train.n_bytes
+    val = yield from progress.report(
+        corpus.tokenize_documents(
+            split.val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
+        )
+    )
+    split.train.table.close()
+    notes = [*split.notes, *replacement_notes(train.n_replaced + val.n_replaced)]
+    tokens = corpus.token_arrays(train, val)
+    return PreparedText(tokens, train.target_bytes, val.target_bytes, notes, tokenizer, b"")
+
+
+def replacement_notes(n: int) -> list[str]:
+    """Return a note on `n` characters of a corpus that were replaced; without any, none."""
+    if not n:
+        return []
+    what = count(n, "character")
+    return [f"replaced {what} that the tokenizer cannot express by U+FFFD"]
+
+
+def _choose_tokenizer(request: RunRequest, split: TrainValSplit) -> tuple[Tokenizer, Choice]:
+    sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
+    texts = [part[:] for document in sample for part in document]
+    kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
+    if kind == "auto":
+        alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
+        kind, chosen, why = choose_tokenizer(split.train.n_bytes, alphabet)
+        vocab_size = vocab_size or chosen
+    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
+
+
+def _sample_prompt(split: TrainValSplit) -> bytes:
+    """Return the first words of a document, or the end of the prompt of a prompt/completion row."""
+    document = (split.val or split.train)[0]
+    if len(document) > 1:
+        return document[0][-1000:]
+    words = document[0][:_PROMPT_BYTES].lstrip()[:24].rsplit(None, 1)
+    return words[0] if words else document[0][:24]
+
+
+def join_documents(documents: Documents) -> bytes:
+    """Join documents with newlines."""
+    return b"\n".join(b"".join(part[:] for part in document) for document in documents)
