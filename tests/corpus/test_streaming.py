@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.corpora import tokenize as tokenize_all
 from tgen import corpus
-from tgen.corpus import documents, scan, sources, split, tokenize
+from tgen.corpus import documents, sources, split, tokenize
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
 
@@ -42,7 +42,7 @@ SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 @pytest.fixture
 def small(monkeypatch):
     """Blocks and pieces of a few bytes instead of megabytes."""
-    monkeypatch.setattr(scan, "_BLOCK", 16)
+    monkeypatch.setattr(documents, "_BLOCK", 16)
     monkeypatch.setattr(documents, "_MAX_BYTES_IN_RAM", 8)
     monkeypatch.setattr(sources, "_STDIN_IN_RAM", 10)
     monkeypatch.setattr(sources, "_BLOCK", 7)
@@ -272,7 +272,7 @@ def test_corpus_that_changes_while_it_is_tokenized_is_an_error(tmp_path):
 
 def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     for module, name in [
-        (scan, "_BLOCK"),
+        (documents, "_BLOCK"),
         (documents, "_MAX_BYTES_IN_RAM"),
         (tokenize, "_PIECE"),
     ]:

@@ -5,11 +5,10 @@ paths -> documents -> training and validation documents -> tokens -> batch(step)
 
 from tgen.corpus.conversation import Conversation, parse_conversation
 from tgen.corpus.dataset import Batch, TokenDataset
-from tgen.corpus.documents import Corpus, Document, Documents
+from tgen.corpus.documents import Corpus, Document, Documents, read
 from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows
-from tgen.corpus.scan import read
 from tgen.corpus.split import (
     MAX_VAL_BYTES,
     TrainValSplit,

@@ -1,18 +1,21 @@
-"""Resume a run: load its newest training state, and apply or refuse changed settings."""
+"""Resume a run: tokenize its corpus again, or another; load its newest training state; apply or
+refuse changed settings."""
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tgen import distributed
-from tgen.corpus import Corpus
-from tgen.errors import TrainingError, UsageError
+from tgen import corpus, distributed
+from tgen.errors import CorpusError, TrainingError, UsageError
+from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
+from tgen.runs.chat_rows import tokenize_rows
 from tgen.runs.request import ResumeRequest, parse_overrides
 from tgen.runs.run_record import RunRecord, check_field_types
+from tgen.runs.tokenizing import PreparedText, split_corpus, tokenize_split
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best, reset_end
@@ -170,7 +173,7 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
     )
 
 
-def check_corpus(out: Path, record: RunRecord, text: Corpus, *, override: bool) -> bool:
+def check_corpus(out: Path, record: RunRecord, text: corpus.Corpus, *, override: bool) -> bool:
     """Return whether the corpus has changed; raise TrainingError unless `override`."""
     has_changed = text.sha256 != record.corpus_sha256
     if has_changed and not override:
@@ -235,3 +238,88 @@ def _environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]
     )
+
+
+def retokenize(
+    out: Path,
+    text: corpus.Corpus,
+    record: RunRecord,
+    tokenizer: Tokenizer,
+    tokens_entry: Mapping[str, Any],
+) -> Generator[PhaseReport, None, None]:
+    """Replace the damaged tokens of the run in `out` from the same corpus.
+
+    Raise TrainingError if the tokens do not match run.json.
+    """
+    again = yield from _tokenize_again(out, text, record, tokenizer)
+    name = tokens_entry.get("name", run_state.TOKENS_FILE)
+    if run_state.save_tokens(out, record.to_dict(), again.tokens, name=name) != tokens_entry:
+        raise TrainingError(
+            f"the corpus does not produce the tokens that the run in {out} started with",
+            "check the version of the tokenizers library; " + run_state.recovery_hint(out),
+        )
+
+
+def _tokenize_again(
+    out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer
+) -> Generator[PhaseReport, None, PreparedText]:
+    """Tokenize a corpus as the run in `out` did."""
+    config, folder = record.plan.train, run_state.folder(out)
+    if record.chat is not None:
+        return (
+            yield from tokenize_rows(
+                text,
+                record.chat,
+                tokenizer,
+                config,
+                context_length=record.plan.context_length,
+                max_bytes=record.read_bytes,
+                folder=folder,
+            )
+        )
+    split = split_corpus(text, config, record.read_bytes)
+    begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
+    again = yield from tokenize_split(
+        split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
+    )
+    return again._replace(sample_prompt=record.sample_prompt)
+
+
+def tokenize_new_corpus(
+    out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
+) -> Generator[PhaseReport, None, tuple[RunRecord, dict[str, Any]]]:
+    """Tokenize another corpus for the run in `out`; return its record and tokens entry.
+
+    The tokens are written beside the old ones, which stay in use until the record is saved. Raise
+    CorpusError if the corpus is too short.
+    """
+    if text.is_chat != (record.chat is not None):
+        raise CorpusError(
+            f"the run in {out} trains on {'text' if text.is_chat else 'conversations'}, but the "
+            f"new corpus has {'conversations' if text.is_chat else 'text'}",
+            "start a new run with another --out",
+        )
+    again = yield from _tokenize_again(out, text, record, tokenizer)
+    n_tokens = len(again.tokens["train"])
+    is_short = n_tokens <= record.plan.context_length
+    if record.chat is None and (is_short or again.train_bytes == 0):
+        raise CorpusError(
+            f"the new corpus is too short ({n_tokens:,} training tokens; the run in "
+            f"{out} needs more than {record.plan.context_length:,})",
+            "name a longer text, or start a new run with another --out",
+        )
+    record = replace(
+        record,
+        corpus=names,
+        corpus_sha256=text.sha256,
+        corpus_bytes=text.n_bytes,
+        corpus_changes=record.corpus_changes + 1,
+        train_bytes=again.train_bytes,
+        held_out_bytes=again.held_out_bytes,
+        baselines={},
+        chat=again.chat,
+        sample_prompt=again.sample_prompt,
+        plan=replace(record.plan, notes=again.notes),
+    )
+    name = f"tokens-{record.corpus_changes}.safetensors"
+    return record, run_state.save_tokens(out, record.to_dict(), again.tokens, name=name)

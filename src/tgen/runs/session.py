@@ -18,7 +18,6 @@ from tgen.runs import log as run_log
 from tgen.runs import rank_sync, tensorboard
 from tgen.runs import saved_state as run_state
 from tgen.runs.closing import measure_before
-from tgen.runs.data import retokenize, tokenize_new_corpus
 from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
@@ -31,6 +30,8 @@ from tgen.runs.resuming import (
     load_tokenizer,
     record_corpus_change,
     resume_notes,
+    retokenize,
+    tokenize_new_corpus,
 )
 from tgen.runs.run_record import RunRecord
 from tgen.runs.trainer import Stopped, Trainer

@@ -14,6 +14,7 @@ from tgen.corpus import Corpus, Documents, TrainValSplit
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
 from tgen.planning.budget import choose_tokenizer
+from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
