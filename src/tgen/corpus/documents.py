@@ -68,9 +68,9 @@ class DocumentTable:
         self.keys, self.sizes = array("Q"), array("q")  # equal documents have equal keys
         self._starts, self._ends = array("q"), array("q")
         self._sources: list[Source] = []
-        self._first_documents: list[int] = []  # per source
-        self._contains_rows: list[bool] = []  # per source
-        self._contains_chats: list[bool] = []  # per source
+        self._first_documents: list[int] = []  # per source, like the following
+        self._contains_rows: list[bool] = []
+        self._contains_chats: list[bool] = []
         self._open: Source | None = None
 
     def __len__(self) -> int:

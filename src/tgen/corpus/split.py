@@ -99,7 +99,6 @@ def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
         documents.select(train, np.zeros_like(train), n_bytes[train]),
         documents.select(val, np.zeros_like(val), n_bytes[val]),
         n_dropped=int(is_val.sum()) - len(val),
-        dropped_bytes=int(n_bytes[is_val].sum() - n_bytes[val].sum()),
     )
 
 

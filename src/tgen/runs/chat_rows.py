@@ -1,7 +1,7 @@
 """Conversations to fine-tune on: their template, held-out rows, tokens, and notes for the plan."""
 
 from array import array
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -44,13 +44,12 @@ _SHOWN = 100  # characters of a system message
 
 
 class _RowTokens(NamedTuple):
-    """Rows as tokens, and what happened to them."""
+    """Rows as tokens, and the indices of those that are not learned whole."""
 
     tokens: TokenizedCorpus
-    n_rows: int  # rows with an example
-    longest: int  # tokens of the longest example
-    cut: list[int]  # indices of the rows without their last answers
-    left_out: list[int]  # indices of the rows without any answer
+    lengths: Sequence[int]  # tokens of each example
+    cut: list[int]  # rows without their last answers
+    left_out: list[int]  # rows without any answer
 
 
 def check_corpus(text: Corpus, source: model_dir.ModelBundle | None, template: str | None) -> None:
@@ -156,11 +155,11 @@ def tokenize_rows(
     train = yield from progress.report(
         _tokenize(rows, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )
-    progress.units_before = rows.n_bytes
     val = yield from progress.report(
         _tokenize(split.val, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )
-    if not train.n_rows:
+    n_rows, n_held_out_rows = len(rows) - len(train.left_out), len(split.val) - len(val.left_out)
+    if not n_rows:
         raise CorpusError(
             f"no row fits into a context of {context_length:,} tokens "
             f"(the first is {_describe_row(rows, 0)})",
@@ -170,7 +169,7 @@ def tokenize_rows(
     for documents, result in ((rows, train), (split.val, val)):
         notes += _notes_on_rows(documents, result, context_length)
     # A held-out question, which samples answer during training.
-    documents, result = (split.val, val) if val.n_rows else (rows, train)
+    documents, result = (split.val, val) if n_held_out_rows else (rows, train)
     row = _read_row(documents, next(i for i in range(len(documents)) if i not in result.left_out))
     question, _ = encoder.clean(row.messages[: row.answers[0]])
     sample_ids = chat.encode(question)
@@ -178,8 +177,8 @@ def tokenize_rows(
     chat_record = replace(
         record,
         end_id=encoder.end_id,
-        n_rows=train.n_rows,
-        n_held_out_rows=val.n_rows,
+        n_rows=n_rows,
+        n_held_out_rows=n_held_out_rows,
         sample_ids=sample_ids,
     )
     return PreparedText(
@@ -190,7 +189,7 @@ def tokenize_rows(
         tokenizer,
         question[-1]["content"].encode("utf-8", "surrogateescape"),
         chat=chat_record,
-        context_length=max(train.longest, val.longest) - 1,
+        context_length=max([*train.lengths, *val.lengths]) - 1,
     )
 
 
@@ -298,19 +297,9 @@ def _tokenize(
         n_replaced += row.n_replaced
         n_done += int(sizes[i])
         yield n_done
-    return _RowTokens(
-        TokenizedCorpus(
-            tokens.build(),
-            mask.build(),
-            target_bytes,
-            n_replaced,
-            np.frombuffer(lengths, np.int64) if lengths else np.zeros(0, np.int64),
-        ),
-        len(documents) - len(left_out),
-        max(lengths, default=0),
-        cut,
-        left_out,
-    )
+    row_lengths = np.array(lengths, np.int64)
+    result = TokenizedCorpus(tokens.build(), mask.build(), target_bytes, n_replaced, row_lengths)
+    return _RowTokens(result, lengths, cut, left_out)
 
 
 def _notes_on_template(
@@ -335,12 +324,10 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
     if result.left_out:
         n, first = len(result.left_out), _describe_row(documents, result.left_out[0])
         yield f"{n:,} row{'s are' if n > 1 else ' is'} left out, {limit}: {first}"
-    assert result.tokens.row_lengths is not None
-    n_examples = len(result.tokens.row_lengths)
-    if n_examples > result.n_rows:
+    n_rows, n_examples = len(documents) - len(result.left_out), len(result.lengths)
+    if n_examples > n_rows:
         yield (
-            f"the chat template rewrites earlier turns: {result.n_rows:,} rows are "
-            f"{n_examples:,} examples"
+            f"the chat template rewrites earlier turns: {n_rows:,} rows are {n_examples:,} examples"
         )
     yield from replacement_notes(result.tokens.n_replaced)
 

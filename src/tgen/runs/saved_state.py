@@ -31,7 +31,6 @@ TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
 _GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
-_TOKEN_ARRAYS = ("train", "val")
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
 _STATE_NAME = re.compile(r"state-\d{8,}")
 _TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
@@ -172,18 +171,16 @@ def load_tokens(
 
 def _are_tokens(arrays: Mapping[str, Array], vocab_size: int | None) -> bool:
     """Whether these are the arrays of `corpus.token_arrays`."""
-    names = set(_TOKEN_ARRAYS)
-    if not names <= arrays.keys() <= names.union(map(_mask_name, names), map(_lengths_name, names)):
+    sides = [(name, f"{name}_loss_mask", f"{name}_lengths") for name in ("train", "val")]
+    if not {"train", "val"} <= arrays.keys() <= {*sides[0], *sides[1]}:
         return False
-    if len(arrays.keys() & set(map(_lengths_name, names))) == 1:
+    if ("train_lengths" in arrays) != ("val_lengths" in arrays):
         return False
-    for name in _TOKEN_ARRAYS:
-        ids, mask = arrays[name], arrays.get(_mask_name(name))
-        if ids.dtype not in (np.uint16, np.uint32):
+    for ids, mask, lengths in (map(arrays.get, names) for names in sides):
+        if ids is None or ids.dtype not in (np.uint16, np.uint32):
             return False
         if mask is not None and (mask.dtype != np.bool_ or len(mask) != len(ids)):
             return False
-        lengths = arrays.get(_lengths_name(name))
         if lengths is not None and not _are_lengths(lengths, ids, mask):
             return False
         if vocab_size and any(block.max(initial=0) >= vocab_size for block in blocks(ids)):
@@ -197,14 +194,6 @@ def _are_lengths(lengths: Array, ids: Array, mask: Array | None) -> bool:
         return False
     values = lengths[:]
     return bool((values > 0).all() and (values <= len(ids)).all() and values.sum() == len(ids))
-
-
-def _lengths_name(name: str) -> str:
-    return f"{name}_lengths"
-
-
-def _mask_name(name: str) -> str:
-    return f"{name}_loss_mask"
 
 
 def save_state(

@@ -64,21 +64,23 @@ class PhaseProgress:
         self._start = PhaseReport(phase=phase, saved=saved)
         self._n_units = n_units
         self._started_at = self._reported_at = time.monotonic()
-        self.units_before = 0  # processed before the current `report`
+        self._n_done = 0
 
     def report(self, steps: Generator[int, None, T]) -> Generator[PhaseReport, None, T]:
-        """Run `steps`, which yields the number of processed units, and return its result."""
+        """Run `steps`, which yields the number of processed units, and return its result; units of
+        earlier calls count too."""
         yield self._start
+        n_before = self._n_done
         while True:
             try:
-                n_done = self.units_before + next(steps)
+                self._n_done = n_before + next(steps)
             except StopIteration as end:
                 result: T = end.value
                 return result
             now = time.monotonic()
             if now - self._reported_at >= _REPORT_SECONDS:
                 self._reported_at = now
-                fraction = n_done / self._n_units
+                fraction = self._n_done / self._n_units
                 left = (now - self._started_at) * (1 - fraction) / fraction
                 yield replace(self._start, fraction_done=fraction, seconds_left=left)
 
@@ -199,7 +201,6 @@ def tokenize_split(
             processes=min(threads or n_cpus, n_cpus) if is_large else 1,
         )
     )
-    progress.units_before = split.train.n_bytes
     val = yield from progress.report(
         corpus.tokenize_documents(
             split.val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
