@@ -52,24 +52,6 @@ class _RowTokens(NamedTuple):
     left_out: list[int]  # rows without any answer
 
 
-def check_corpus(text: Corpus, source: model_dir.ModelBundle | None, template: str | None) -> None:
-    """Raise UsageError for a corpus that does not fit the model or the option --template."""
-    if text.is_chat and source is None:
-        raise UsageError(
-            "conversations need a model to fine-tune",
-            'add --from MODEL, or write {"text": "..."} rows',
-        )
-    if template is not None and not text.is_chat and text.misnamed:
-        name, hint = next(iter(text.misnamed.items()))
-        raise UsageError(
-            f"--template needs rows of messages, but {name} is read as plain text", hint
-        )
-    if template is not None and not text.is_chat:
-        raise UsageError(
-            "--template needs rows of messages", "remove --template, or add --chat for prompt rows"
-        )
-
-
 def prepare_rows(
     request: RunRequest,
     source: model_dir.ModelBundle,

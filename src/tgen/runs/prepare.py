@@ -40,7 +40,7 @@ from tgen.planning.shapes import (
 )
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
-from tgen.runs.chat_rows import check_corpus, prepare_rows, rows_report
+from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
 from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
@@ -243,10 +243,20 @@ def _measure_machine(
 
 
 def _open_corpus(request: RunRequest, base: Base) -> Generator[PhaseReport, None, corpus.Corpus]:
-    """Read the corpus as far as its documents, and check it."""
+    """Read the corpus as far as its documents; raise UsageError if the model or --template do not
+    fit it."""
     yield PhaseReport(phase="reading the corpus")
     text = corpus.read(request.corpus, chat=request.chat)
-    check_corpus(text, base.bundle, request.template)
+    if text.is_chat and base.bundle is None:
+        raise UsageError(
+            "conversations need a model to fine-tune",
+            'add --from MODEL, or write {"text": "..."} rows',
+        )
+    if request.template is not None and not text.is_chat:
+        hint = "remove --template, or add --chat for prompt rows"
+        name, hint = next(iter(text.misnamed.items()), ("", hint))
+        problem = name and f", but {name} is read as plain text"
+        raise UsageError(f"--template needs rows of messages{problem}", hint)
     distributed.assert_same("the corpus", text.sha256)
     return text
 
