@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from support.command import clean_environment
-from tgen.cli import console, rich_console
+from tgen.cli import console, rich_console, streams
 from tgen.drawing.terminal_text import printable
 
 # Format characters that text in some language needs, and that cannot reorder other text.
@@ -83,7 +83,7 @@ def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
         else:
             monkeypatch.delitem(sys.modules, "tgen.cli.rich_console")
         data = _terminal(monkeypatch, "stderr", encoding)
-        console.adapt_streams()
+        streams.adapt_streams()
         console.print_status(f"{DRAWING}\ta\tbc [red] 日本 {HOSTILE}" + " long" * 40)
         console.ask("Remove it?")
         shown.append(data.getvalue())
@@ -175,7 +175,7 @@ DRAWING = "▀▄█░▁▂▃▄▅▆▇█ ⠁⠒⡇⣿ ├─└│┤ ○
 def test_drawings_are_readable_in_every_encoding(encoding, monkeypatch):
     data = _terminal(monkeypatch, "stdout", encoding)
     errors = _terminal(monkeypatch, "stderr", encoding)
-    console.adapt_streams()
+    streams.adapt_streams()
     console.show(DRAWING + " 日本 \x1b")
     console.write("日本 é\x1b".encode())
     console.print_status(DRAWING + " 日本 \x1b")
@@ -197,7 +197,7 @@ def test_a_pipe_gets_utf_8_whatever_the_locale(monkeypatch):
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding="cp1252", write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)
-    console.adapt_streams()
+    streams.adapt_streams()
     console.show("é▀")
     console.write("é▀\x1b".encode())
     assert data.getvalue().replace(b"\r", b"") == "é▀\né▀\x1b".encode()
@@ -214,7 +214,7 @@ def _stderr_of_progress(monkeypatch, **environment: str) -> str:
 
 
 def test_what_libraries_write_during_a_progress_bar_is_escaped(monkeypatch):
-    console.adapt_streams()
+    streams.adapt_streams()
     err = _stderr_of_progress(monkeypatch)
     assert "\\u009b31m[red]" in err
     assert "measuring [red]" in err
@@ -235,7 +235,7 @@ def test_stderr_is_not_touched_when_python_closes_it_at_its_end(monkeypatch):
         def flush(self):
             raise TypeError("'NoneType' object is not callable")
 
-    stream = console.Stderr()
+    stream = streams.Stderr()
     monkeypatch.setattr(sys, "stderr", Gone())
     stream.close()
 
@@ -255,7 +255,7 @@ def test_terminal_breaks_lines_between_words_and_commands_nowhere(monkeypatch):
     output = io.StringIO()
     terminal = Console(file=output, width=30, force_terminal=True, color_system=None)
     monkeypatch.setattr(rich_console, "err", terminal)
-    monkeypatch.setattr(console.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(streams.stderr, "isatty", lambda: True, raising=False)
     text = "resume with: tgen train --resume --out a-long-name"
     console.print_status(text)
     assert output.getvalue() == f"{text[:24]}\n{text[24:]}\n"

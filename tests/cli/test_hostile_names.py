@@ -9,7 +9,7 @@ import pytest
 from support.command import tgen
 from support.models import TEXT
 from tgen.cli.app import run
-from tgen.cli.inspect.command import View
+from tgen.cli.inspect.options import View
 
 ESCAPES = "\x1b]52;c;cm0=\x1b\\\x1b[2J\r\x9b\x07\u202e[red]"
 NAME = f"m{ESCAPES}"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tgen.cli.app import COMMANDS as COMMAND_NAMES
 from tgen.cli.app import make_app, run
-from tgen.cli.bench.command import BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.export import ExportOptions
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.models import ModelsOptions

@@ -51,7 +51,7 @@ def test_killed_rank_ends_the_others(on_ranks):
 
 
 def test_closed_stdout_is_not_an_error_on_any_rank(on_ranks):
-    closed = "from tgen.cli.console import StdoutClosedError; raise StdoutClosedError"
+    closed = "from tgen.cli.streams import StdoutClosedError; raise StdoutClosedError"
     ranks = on_ranks(code=FAILING_RANK.format(rank=0, action=closed), n=2)
     assert ranks[0].err == "raised StdoutClosedError()\n"
     assert ranks[1].out.decode().endswith(" 0\n")

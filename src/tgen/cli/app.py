@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from tgen.cli import console, signals
+from tgen.cli import console, signals, streams
 from tgen.distributed import launched, rank_zero_reports, ranks
 from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
 from tgen.version import __version__
@@ -144,8 +144,8 @@ def _tgen(
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    console.ensure_standard_fds()
-    console.adapt_streams()
+    streams.ensure_standard_fds()
+    streams.adapt_streams()
     status = run(sys.argv[1:])
     signals.restore_default_handlers()
     if launched():  # torch's threads may still call Python, and would crash in its shutdown
@@ -166,11 +166,11 @@ def run(arguments: list[str]) -> int:
         result = app(arguments, prog_name="tgen", standalone_mode=False)
         console.close()
         return result if isinstance(result, int) else 0
-    except (console.StdoutClosedError, BrokenPipeError):
-        console.discard_stdout()
+    except (streams.StdoutClosedError, BrokenPipeError):
+        streams.discard_stdout()
         return 0
     except SystemExit as stop:  # typer exits if the pipe closes while it prints help
-        console.discard_stdout()
+        streams.discard_stdout()
         return 0 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except RankError as error:  # already reported
         return error.exit_status
@@ -187,7 +187,7 @@ def run(arguments: list[str]) -> int:
         console.print_error(f"the package {error.name} is missing", hint)
         return 1
     except OSError as error:  # a full disk, a directory without write permission
-        console.discard_stdout()
+        streams.discard_stdout()
         where = error.filename or ("stdout" if only_prints else "")
         reason = error.strerror or " ".join(map(str, error.args))  # some libraries set no number
         message = f"{where}: {reason}" if where else reason

@@ -6,7 +6,7 @@ from typing import IO, cast
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tgen.cli.console import StdoutClosedError, stderr
+from tgen.cli.streams import StdoutClosedError, stderr
 from tgen.drawing.terminal_text import drawing_fallbacks, printable
 
 

@@ -76,7 +76,15 @@ def tokenize(options: TokenizeOptions) -> None:
         return
 
     texts = ((name, _encode(pieces, tokenizer)) for name, pieces in _split_texts(options))
-    write_texts(texts, options, model=str(path), tokenizer=tokenizer)
+    write_texts(
+        texts,
+        model=str(path),
+        tokenizer=tokenizer,
+        ids=options.ids,
+        counts=options.count,
+        json=options.json,
+        quiet=options.quiet,
+    )
 
 
 def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes]]]:

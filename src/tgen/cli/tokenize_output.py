@@ -14,7 +14,6 @@ from tgen.reports.json_text import json_text
 from tgen.reports.number_format import count
 
 if TYPE_CHECKING:
-    from tgen.cli.tokenize import TokenizeOptions
     from tgen.tokenizer import Tokenizer
 
 
@@ -34,27 +33,31 @@ class Counts(NamedTuple):
 
 def write_texts(
     texts: Iterable[tuple[str, Pieces]],
-    options: "TokenizeOptions",
     *,
     model: str,
     tokenizer: "Tokenizer",
+    ids: bool,
+    counts: bool,
+    json: bool,
+    quiet: bool,
 ) -> None:
-    """Write each text, given with its name, in the form that the options ask for."""
+    """Write each text, given with its name: its `ids`, or only `counts`, or as `json`, or to be
+    looked at."""
     write: Callable[[str, Pieces], Counts] = partial(_write_view, tokenizer)
-    if options.json:
-        write = partial(_write_json, model, tokenizer, only_counts=options.count)
-    elif options.count:
+    if json:
+        write = partial(_write_json, model, tokenizer, only_counts=counts)
+    elif counts:
         console.show(Text(_COUNTS, style="bold"), wrap=False)
         write = _write_counts
-    elif options.ids:
+    elif ids:
         write = _write_ids
     all_counts = [write(name, pieces) for name, pieces in texts]
     total = Counts(sum(n for n, _ in all_counts), sum(n for _, n in all_counts))
-    if options.count and not options.json and len(all_counts) > 1:
+    if counts and not json and len(all_counts) > 1:
         _show_counts(total, "total")
-    elif not options.count:
+    elif not counts:
         numbers = f"{count(total.n_tokens, 'token')}, {count(total.n_bytes, 'byte')}"
-        console.print_status(numbers, quiet=options.quiet)
+        console.print_status(numbers, quiet=quiet)
 
 
 def _counted(pieces: Pieces, n: list[int]) -> Iterator[tuple[bytes, list[int]]]:

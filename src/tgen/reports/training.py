@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from tgen.config.training import Parallel
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -113,7 +111,7 @@ class PlanReport:
     device: str
     threads: int  # per rank
     ranks: int
-    parallel: Parallel | None  # None: a single rank
+    parallel: str | None  # None: a single rank
     seed: int
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

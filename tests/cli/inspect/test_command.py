@@ -15,7 +15,7 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
-from tgen.cli.inspect.command import View
+from tgen.cli.inspect.options import View
 from tgen.config import ModelConfig
 from tgen.drawing.heat_map import AUTO_SELECTED
 from tgen.drawing.page import attention_page

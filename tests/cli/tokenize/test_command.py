@@ -10,7 +10,7 @@ from support.command import tgen
 from support.models import TEXT, make_model
 from support.tokenizer_files import LEGACY, mixed, sentencepiece
 from tgen.checkpoint import model_dir
-from tgen.cli import console
+from tgen.cli import console, streams
 from tgen.cli.app import run
 from tgen.tokenizer import Tokenizer
 
@@ -78,7 +78,7 @@ def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
         assert tokenize(form).split() == expected.replace(shown, b"-").split()
 
     def stop(*_, **__):
-        raise console.StdoutClosedError
+        raise streams.StdoutClosedError
 
     monkeypatch.setattr("sys.stdin", _Endless(200))
     monkeypatch.setattr(console, "write", stop)

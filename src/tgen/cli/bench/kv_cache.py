@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.bench.command import BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import write_json
 from tgen.cli.rich_console import out
 from tgen.drawing.braille_plot import Axis, Canvas

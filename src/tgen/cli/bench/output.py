@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
-from tgen.cli.bench.command import BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.rich_console import out
 from tgen.drawing.tables import table
 from tgen.reports.benchmark import (

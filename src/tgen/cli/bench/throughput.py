@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
-from tgen.cli.bench.command import BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
 from tgen.config import STORED_BYTES, CacheDtype, EngineOptions, StoredAs
 from tgen.errors import TgenError, UsageError

@@ -5,7 +5,7 @@ from dataclasses import fields
 from rich.table import Table
 from rich.text import Text
 
-from tgen.cli.bench.command import BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import show_last_report
 from tgen.config import EngineOptions
 from tgen.config.training import Precision, ResolvedTrainConfig

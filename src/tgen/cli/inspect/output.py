@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.inspect.command import VIEWS_WITHOUT_TEXT, InspectOptions, View
+from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
 from tgen.cli.inspect.views import (
     VIEWS,
     Row,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.inspect.command import InspectOptions, View
+from tgen.cli.inspect.options import InspectOptions, View
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.rich_console import out
 from tgen.config.ranges import parse_indices, parse_slice

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column, Table
 from rich.text import Text
 
-from tgen.cli import console
+from tgen.cli import console, streams
 from tgen.cli.rich_console import err, out
 from tgen.distributed import ranks
 from tgen.errors import TgenError
@@ -206,7 +206,7 @@ class TrainingProgress:
         line = json.dumps(json_record(report))
         try:
             console.write(line.encode() + b"\n")
-        except console.StdoutClosedError:
+        except streams.StdoutClosedError:
             self._json = False  # training continues without its reader
         except TgenError as error:
             self._json, self._stdout_error = False, error  # as it does without an output
