@@ -44,8 +44,8 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
     ("row", "words"),
     [
         (chat(), "messages is not a list of messages"),
-        (chat(USER), "no message of the assistant with weight 1"),
-        (chat(USER, ANSWER | {"weight": 0}), "no message of the assistant with weight 1"),
+        (chat(USER), "no assistant message with weight 1"),
+        (chat(USER, ANSWER | {"weight": 0}), "no assistant message with weight 1"),
         (chat(USER, ANSWER, SYSTEM), "message 3 is a system message"),
         (chat(USER, ANSWER, ANSWER), "messages 2 and 3 are both of the assistant"),
         (chat(SYSTEM, ANSWER), "message 2 is of the assistant, but no user spoke"),

@@ -29,18 +29,18 @@ class ModelsOptions:
         "list",
         "list: show all models that can be found by name. rm: remove models.",
         argument=True,
-        metavar="[list|rm]",
+        metavar="list|rm",
     )
     names: list[str] = option(
         default_factory=list,
         help_text="Models to remove: names in ./models or the data directory, or paths.",
         argument=True,
-        metavar="[NAME]...",
+        metavar="NAME",
     )
     yes: bool = option(False, "Remove without asking.", "--yes -y", needs="action=rm")
     check: bool = option(
         False,
-        "Checksum test of the cached weights; damaged files are removed.",
+        "Compare the cached weights with their checksums, and remove damaged files.",
         "--check",
         excludes="json action=rm",
     )
@@ -142,13 +142,13 @@ def models(options: ModelsOptions) -> None:
     caches of transformers, LM Studio, llama.cpp and Ollama: family, parameters, data type, context
     length in tokens, size on disk with the training state, and when the weights were written.
 
-    rm removes a model's directory with its training state, or its GGUF file, after a question. It
-    refuses directories that are not models, links, models of other programs, and runs in progress.
-    Files in the directory that do not belong to a model stay.
+    rm removes a model's directory with its training state, or its GGUF file. It asks first. It does
+    not remove directories that are not models, links, models of other programs, or runs in
+    progress. Files in the directory that do not belong to a model stay.
 
     The weights that the CPU kernels use are cached in the layout of the kernels. --clear-cache
-    removes these files. --check compares them with their checksums, which opening a model does not,
-    and removes damaged ones; the exit status is then 1.
+    removes these files. --check compares them with their checksums, which opening a model does not
+    do. If it finds damaged files, it removes them and exits with status 1.
     """
     from tgen.cli.models_output import print_json, print_table
 

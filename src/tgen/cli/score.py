@@ -46,8 +46,8 @@ class ScoreOptions:
     )
     stride: int | None = option(
         None,
-        "Number of tokens by which the context moves in texts that are longer. With a smaller "
-        "number, tokens are predicted from a longer context, in more time.",
+        "Number of tokens by which the context moves in texts that are longer than the context. A "
+        "smaller number predicts tokens from more context, but takes more time.",
         "--stride",
         shown_default="half the context",
         low=1,
@@ -70,15 +70,15 @@ class ScoreOptions:
 def score(options: ScoreOptions) -> None:
     """Measure how well a model predicts texts: bits per byte and perplexity.
 
-    Bits per byte compare across models; perplexities only across models with the same tokens. A
-    document is a file, a part of it before <|endoftext|>, or a row of a .jsonl file; of prompts and
-    completions, the completions are scored, and of messages, the assistant's. Documents are scored
-    separately, each after the model's beginning-of-text or end-of-text token; messages are rendered
-    by its chat template.
+    Bits per byte can be compared across models, perplexities only across models with the same
+    tokenizer. A document is a file, a part of it that <|endoftext|> separates, or a row of a .jsonl
+    file. In prompt/completion rows, only completions are scored; in messages rows, only the
+    assistant's messages. Documents are scored separately, each after the model's beginning-of-text
+    or end-of-text token. The model's chat template renders messages.
 
     The standard error treats documents as independent samples or, if there are fewer than 10,
     blocks of their text that are at least as long as the context. With --compare, p is the
-    probability that equally good models differ as much (paired permutation test).
+    probability that equally good models differ at least as much (paired permutation test).
 
     docs/formats.md lists the JSON fields.
     """

@@ -60,7 +60,7 @@ class ServeOptions:
     max_body: str = _limit("1MB", "Maximum size of a request.", "--max-body", metavar="SIZE")
     request_timeout: float = _limit(
         600.0,
-        "Seconds until a request's last token, with its time in the queue.",
+        "Seconds until a request's last token, including its time in the queue.",
         "--request-timeout",
         low=0.001,
         high=86_400,
@@ -103,7 +103,7 @@ def serve(options: ServeOptions) -> None:
     """Serve a model with OpenAI's HTTP API.
 
     Paths: /v1/models, /v1/completions, /v1/chat/completions, /health, and /metrics for Prometheus.
-    Requests are generated together, and a text depends on its own seed only. Sampling defaults are
+    Requests are generated together, and a text depends only on its own seed. Sampling defaults are
     those of tgen generate.
 
     SIGTERM or Ctrl-C ends the server: running texts are finished within --drain-timeout, new

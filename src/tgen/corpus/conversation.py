@@ -119,7 +119,7 @@ def _check_messages(messages: Any) -> Conversation:
         checked.append({"role": role, "content": content})
     if not answers:
         raise CorpusError(
-            "no message of the assistant with weight 1, so nothing to learn", "remove the row"
+            "no assistant message with weight 1, so nothing to learn", "remove the row"
         )
     return Conversation(checked, answers)
 

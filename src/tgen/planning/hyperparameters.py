@@ -84,8 +84,8 @@ def choose_precision(train: TrainConfig, inputs: PlanInputs) -> tuple[Precision,
     if train.steps is not None:
         return "bfloat16", "the hardware supports it; weights are float32"
     if inputs.bfloat16_flops_per_second > _MIN_SPEEDUP * inputs.flops_per_second:
-        return "bfloat16", "products are faster this way here; weights are float32"
-    return "float32", "products of bfloat16 are not faster here"
+        return "bfloat16", "faster products on this machine; weights are float32"
+    return "float32", "bfloat16 products are not faster on this machine"
 
 
 def choose_hyperparameters(

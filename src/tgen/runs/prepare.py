@@ -416,7 +416,7 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
 
 
 def _compile(request: RunRequest, device: Device) -> bool:
-    """Return whether to compile the step: by default on CUDA with Triton, except in short runs."""
+    """Return whether to compile the step: by default on CUDA with Triton, if `minutes` are many."""
     is_long = request.train.steps is None and request.train.minutes >= _MIN_COMPILED_MINUTES
     if request.compile and request.train.steps is None and not is_long:
         raise UsageError(

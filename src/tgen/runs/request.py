@@ -139,7 +139,7 @@ class RunRequest:
         None,
         "Maximum vocabulary size, in tokens.",
         "--vocab-size",
-        shown_default="all characters; for bpe chosen by the plan",
+        shown_default="char: all characters; bpe: chosen by the plan",
     )
     chat: bool = _data(
         False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"
@@ -165,7 +165,7 @@ class RunRequest:
         "Compile the training step: slower start, faster steps.",
         "--compile/--no-compile",
         metavar="",
-        shown_default="on a GPU with Triton, except in short runs",
+        shown_default="on a GPU with Triton, except in short runs and with --steps",
     )
     parallel: Parallel | None = _hardware(
         None,
