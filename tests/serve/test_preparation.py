@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tgen.chat import render_process
 from tgen.config import EngineOptions
@@ -114,6 +115,18 @@ def test_errors_say_which_field_has_which_value_and_what_is_expected(
         parse(json.dumps(body | fields).encode(), kind, "m")
     assert error.value.message.startswith(message)
     assert (error.value.param or "").split(".")[0] in message
+
+
+def test_limits_of_floats_are_shown_without_decimals() -> None:
+    with pytest.raises(HttpError, match=r"temperature: invalid value 3, expected at most 2$"):
+        parse(b'{"prompt": "Hi", "temperature": 3}', CompletionRequest, "m")
+
+
+@pytest.mark.parametrize("messages", [[1, 2], [{"role": "user", "content": [1, 2]}]])
+def test_a_list_of_invalid_items_is_one_error(messages: list[Any]) -> None:
+    with pytest.raises(ValidationError) as error:
+        ChatRequest.model_validate({"model": "m", "messages": messages})
+    assert error.value.error_count() == 1
 
 
 def test_null_and_fields_without_influence_change_nothing() -> None:

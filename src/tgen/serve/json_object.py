@@ -13,6 +13,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "a string",
+    "string_unicode": "text without unpaired surrogates",
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
@@ -25,9 +26,9 @@ _EXPECTED = {
 
 
 class JsonObject(BaseModel):
-    """An object with the declared fields and no others."""
+    """An object with the declared fields; others are ignored."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
 def explain(error: ValidationError) -> tuple[str, str]:
@@ -39,4 +40,5 @@ def explain(error: ValidationError) -> tuple[str, str]:
     if kind in ("missing", "extra_forbidden"):
         return path, f"{path} is {'missing' if kind == 'missing' else 'not supported'}"
     expected = _EXPECTED.get(kind, first["msg"]).format(**first.get("ctx", {}))
+    expected = expected.removesuffix(".0")  # limits of floats
     return path, f"{path}: invalid value {json.dumps(first['input'])[:60]}, expected {expected}"

@@ -109,16 +109,17 @@ _Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Unicode = Annotated[str, AfterValidator(_check_unicode)]
+_ITEMS = Field(min_length=1, fail_fast=True)  # an error per item of a long list would take seconds
 
 
-class _TextPart(JsonObject, extra="ignore"):
+class _TextPart(JsonObject):
     type: Literal["text"]
     text: _Unicode
 
 
-class _Message(JsonObject):
+class _Message(JsonObject, extra="forbid"):
     role: Annotated[_Unicode, Field(min_length=1)]
-    content: Annotated[list[_TextPart], Field(min_length=1), BeforeValidator(_list_parts)]
+    content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(_list_parts)]
     name: Any = None  # no template uses it
 
     @property
@@ -136,15 +137,15 @@ class _Message(JsonObject):
         return {name: value for name, value in values.items() if value not in (None, [])}
 
 
-class _StreamOptions(JsonObject, extra="ignore"):
+class _StreamOptions(JsonObject):
     include_usage: bool | None = None
 
 
-class _JsonSchema(JsonObject, extra="ignore"):
+class _JsonSchema(JsonObject):
     definition: Annotated[dict[str, Any], AfterValidator(_check_size)] = Field(alias="schema")
 
 
-class _ResponseFormat(JsonObject, extra="ignore"):
+class _ResponseFormat(JsonObject):
     type: str = ""
     json_schema: _JsonSchema | None = None
 
@@ -163,7 +164,7 @@ class _ResponseFormat(JsonObject, extra="ignore"):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class _TextRequest(JsonObject, extra="ignore"):
+class _TextRequest(JsonObject):
     """The fields that both endpoints have."""
 
     model: str
@@ -236,7 +237,7 @@ class ChatRequest(_TextRequest):
     """The body of /v1/chat/completions."""
 
     chat: ClassVar[bool] = True
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], _ITEMS]
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
