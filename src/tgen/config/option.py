@@ -76,15 +76,16 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _check_number(one: Field[Any], value: Any, expected: str) -> None:
-    require(is_number(value), one.name, repr(value), expected)
-    low, high = one.metadata["low"], one.metadata["high"]
+    low, high, is_valid = one.metadata["low"], one.metadata["high"], is_number(value)
     if "int" in str(one.type):
-        require(isinstance(value, Integral), one.name, value, "a whole number")
+        is_whole = is_valid and isinstance(value, Integral)
+        require(is_whole, one.name, repr(value), "a whole number")
     else:
+        require(is_valid, one.name, repr(value), expected)
         high = min(high, sys.float_info.max)
     if value == math.inf:
         expected = expected.replace("a number", "a finite number", 1)
-    require(low <= value <= high, one.name, str(value)[:60], expected)
+    require(low <= value <= high, one.name, value, expected)
 
 
 def is_number(value: object) -> bool:
@@ -93,9 +94,12 @@ def is_number(value: object) -> bool:
 
 
 def require(holds: bool, name: str, value: object, expected: str) -> None:
-    """Raise UsageError unless `holds`; NaN compares false, so it is rejected too."""
+    """Raise UsageError unless `holds`; NaN compares false, so it is rejected too.
+
+    The message shows the first 60 characters of the value, which may come from outside.
+    """
     if not holds:
-        message, hint = f"{name}: invalid value {value}", f"set {name} to {expected}"
+        message, hint = f"{name}: invalid value {value!s:.60}", f"set {name} to {expected}"
         raise UsageError(message, hint, field=name)
 
 

@@ -75,7 +75,12 @@ def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
         (
             '{"prompt": "a", "top_k": true}',
             "top_k: invalid value True",
-            "set top_k to a number of at least 0",
+            "set top_k to a whole number",
+        ),
+        (
+            json.dumps({"prompt": "a", "stop": {"a": "b" * 1000}}),
+            "stop: invalid value {'a': '" + 53 * "b",
+            "set stop to a string or a list of strings",
         ),
         (
             '{"prompt": "a", "stop": ["b", 1]}',

@@ -252,4 +252,4 @@ def _check_name(name: str) -> None:
 
 
 def _check(name: str, value: Any, valid: bool, expected: str) -> None:
-    require(valid, name, json.dumps(value)[:60], expected)
+    require(valid, name, json.dumps(value), expected)
