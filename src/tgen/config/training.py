@@ -52,7 +52,9 @@ class TrainConfig:
         "Train a LoRA adapter of this rank instead of all weights; needs --from.",
         "--lora",
         metavar="RANK",
-        needs="start_from adapter",
+        excludes="adapter resume",
+        needs="start_from",
+        hint="remove --lora: the adapter has a rank",
     )
     lora_alpha: float = _positive(32.0, "Strength of a LoRA adapter: its scale is alpha / rank.")
     lora_targets: LoraTargets = option("all", "Matrices of the blocks that LoRA adapts.")

@@ -110,7 +110,7 @@ class RunRequest:
         "LoRA adapter to continue (path or name), on --from or its own base model.",
         "--adapter",
         metavar="DIR",
-        excludes=f"lora {_OF_BASE}",
+        excludes=_OF_BASE,
         hint="remove one of them: the adapter has its own",
     )
     general: Path | None = option(

@@ -57,6 +57,20 @@ def test_dry_run_with_json_writes_only_json_to_stdout(run_here, corpus):
     assert b"learning rate" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], b"--lora needs --from\nhint: add --from, or remove --lora"),
+        (["--from", "m", "--adapter", "a"], b"--lora cannot be combined with --adapter"),
+        (["--resume"], b"--lora cannot be combined with --resume\nhint: remove --lora"),
+    ],
+)
+def test_lora_is_a_new_adapter_of_a_base_model(run_here, corpus, options, problem):
+    refused = run_here("train", "corpus.txt", "--lora", "8", *options, cwd=corpus)
+    assert refused.returncode == 2
+    assert problem in refused.stderr
+
+
 def test_error_in_a_setting_names_its_option(run_here, corpus):
     refused = run_here("train", "corpus.txt", "--set", "n_layers=0", "--dry-run", cwd=corpus)
     assert (refused.returncode, refused.stdout) == (2, b"")
