@@ -36,13 +36,6 @@ def test_unknown_options_are_refused_by_name(trained, tmp_path):
         tgen.train("corpus.txt", out=tmp_path, widht=3)
 
 
-def test_the_old_spelling_of_dtype_warns_and_works(trained):
-    with pytest.warns(DeprecationWarning, match="dtype"):
-        old = tgen.load(trained, weights="int8", threads=1)
-    new = tgen.load(trained, dtype="int8", threads=1)
-    assert old.generate("a", **OPTIONS) == new.generate("a", **OPTIONS)
-
-
 def test_train_yields_reports_and_writes_a_model(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_bytes(TEXT)

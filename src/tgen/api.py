@@ -53,7 +53,6 @@ def load(
     threads: int | None = None,
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
-    weights: StoredAs | None = None,
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
@@ -61,9 +60,6 @@ def load(
     `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a
     CPU. Raises UsageError, ModelError or TokenizerError.
     """
-    if weights is not None:
-        warnings.warn("load(weights=...) is now load(dtype=...)", DeprecationWarning, stacklevel=2)
-    dtype = dtype or weights
     options = EngineOptions(device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
