@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
-from tgen.cli.options import (
-    engine_options,
-    json_option,
-    make_command,
-    model_option,
-    quiet_option,
-)
+from tgen.cli.options import engine_options, json_option, make_command, model_option, quiet_option
 from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import UsageError

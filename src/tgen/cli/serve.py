@@ -7,13 +7,7 @@ from pathlib import Path
 
 from tgen.cli import console
 from tgen.cli.model_loading import load_model
-from tgen.cli.options import (
-    engine_options,
-    make_command,
-    model_option,
-    parse_size,
-    quiet_option,
-)
+from tgen.cli.options import engine_options, make_command, model_option, parse_size, quiet_option
 from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import TgenError, UsageError

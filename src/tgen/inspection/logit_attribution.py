@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tgen.inspection.hooks import (
-    hooks_removed,
-    model_blocks,
-    require_residual_stream,
-    token_batch,
-)
+from tgen.inspection.hooks import hooks_removed, model_blocks, require_residual_stream, token_batch
 from tgen.model.transformer import RMSNorm, Transformer
 from tgen.reports.inspection import AttributionReport, Contribution
 from tgen.tokenizer import Tokenizer

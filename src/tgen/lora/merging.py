@@ -12,12 +12,7 @@ from tgen.checkpoint.dtypes import Dtype, cast, to_float32
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.checkpoint.model_dir import ModelBundle, changed_error, stamp_files, stored_dtype
-from tgen.checkpoint.stored_models import (
-    ADAPTER_CONFIG,
-    ADAPTER_FILES,
-    ADAPTER_WEIGHTS,
-    is_adapter,
-)
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, is_adapter
 from tgen.config import ModelConfig
 from tgen.lora import adapter as adapters
 from tgen.lora.layout import Pair, changes

@@ -9,11 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tgen.checkpoint.hf.config_values import (
-    ConfigValues,
-    require_number,
-    require_positive_integer,
-)
+from tgen.checkpoint.hf.config_values import ConfigValues, require_number, require_positive_integer
 from tgen.checkpoint.hf.families import FULL, SLIDING
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError

@@ -5,10 +5,7 @@ from dataclasses import replace
 from tgen.cli import console
 from tgen.cli.bench.options import PANELS, BenchOptions
 from tgen.cli.model_loading import announce_compiling
-from tgen.cli.options import (
-    check_output_file,
-    make_command,
-)
+from tgen.cli.options import check_output_file, make_command
 
 
 def bench(options: BenchOptions) -> None:

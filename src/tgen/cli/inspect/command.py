@@ -2,10 +2,7 @@
 
 from tgen.cli import console
 from tgen.cli.inspect.options import PANELS, InspectOptions
-from tgen.cli.options import (
-    make_command,
-    read_prompt,
-)
+from tgen.cli.options import make_command, read_prompt
 
 
 def inspect(options: InspectOptions) -> None:
