@@ -175,7 +175,7 @@ def test_resuming_with_another_tokenizer_is_an_error(paused):
         list(resume(paused, threads=1))
 
 
-@pytest.mark.parametrize("name", ["tokens", "tokenizer_sha256", "exact_epochs"])
+@pytest.mark.parametrize("name", ["tokens", "tokenizer_sha256", "read_bytes", "exact_epochs"])
 def test_run_record_without_what_every_version_wrote_is_an_error(paused, name):
     path = paused / "training" / "run.json"
     run = json.loads(path.read_text())

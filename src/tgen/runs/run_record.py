@@ -122,14 +122,14 @@ class RunRecord:
     tensorboard: bool
     sample_prompt: bytes
     tokenizer_sha256: str
-    read_bytes: int = 0  # limit of the training split, from the time budget
+    read_bytes: int  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
     chat: ChatRecord | None = None  # the corpus has conversations
     begin_of_text: int | None = None  # token id; None: documents have none at their start
     corpus_changes: int = 0  # corpus replacements by --override
     end_changes: int = 0  # changes of the end by --override; states store the count too
-    exact_epochs: Literal[True]  # each token is a target once per epoch: false in runs of tgen 0.1
+    exact_epochs: Literal[True]  # each token is a target once per epoch
     adapter: AdapterRecord | None = None  # of a LoRA run
     general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user

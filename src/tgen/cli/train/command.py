@@ -90,8 +90,7 @@ class TrainOptions:
 
     def resume_request(self) -> ResumeRequest:
         """Return the request to resume."""
-        names = {one.name for one in fields(ResumeRequest)}
-        given = {name: value for name, value in self.run.items() if name in names}
+        given = {name: value for name, value in self.run.items() if name in _RESUMABLE}
         given["out"] = self.out
         return ResumeRequest(**given, settings=self.config, override=self.override)
 
