@@ -38,7 +38,7 @@ from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 
 if TYPE_CHECKING:
-    from tgen.chat.format import ChatFormat
+    from tgen.chat.encode import ChatFormat
 
 
 def open_model(
@@ -132,7 +132,7 @@ class LoadedModel:
     @cached_property
     def chat_format(self) -> "ChatFormat":
         """The chat template with the tokenizer; raises ModelError without a template."""
-        from tgen.chat.format import ChatFormat
+        from tgen.chat.encode import ChatFormat
         from tgen.checkpoint.chat_template import read_chat_template
 
         length = self.engine.context_length

@@ -27,7 +27,7 @@ from support.chats import (
 from support.models import TEXT
 from support.tokenizer_files import files
 from support.vocabularies import smollm2_like
-from tgen.chat.format import ChatFormat
+from tgen.chat.encode import ChatFormat
 from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text, plain_template
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError

@@ -79,7 +79,7 @@ def import_everything(*, cheap: bool = True) -> None:
     import torch
 
     from tgen.planning import budget
-    from tgen.runs import checkpoint_saver, closing, prepare, session, trainer
+    from tgen.runs import checkpoint_saver, closing, forgetting, prepare, session, trainer
 
     assert session
     torch.set_num_threads(1)
@@ -92,8 +92,8 @@ def import_everything(*, cheap: bool = True) -> None:
             held_out_bits_per_byte=None,
             verdict="",
         )
-        closing._memorization = lambda *_: nothing
-        closing.TEXT_TOKENS = 4  # type: ignore[attr-defined]
+        closing.measure_memorization = lambda *_: nothing  # type: ignore[attr-defined]
+        forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step

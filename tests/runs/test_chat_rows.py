@@ -25,7 +25,7 @@ from support.chats import (
 from support.runs import contents, load_run, resume
 from support.runs import plan_of as planned
 from tgen import load, runs
-from tgen.chat.format import MAX_CHARACTERS
+from tgen.chat.encode import MAX_CHARACTERS
 from tgen.checkpoint import export, safetensors_file
 from tgen.cli.app import run
 from tgen.config.training import TrainConfig

@@ -14,7 +14,7 @@ from tgen.lora import merging
 from tgen.planning import budget
 from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
-from tgen.runs import closing, prepare
+from tgen.runs import forgetting, prepare, samples
 
 WRITING = "writing the general text"
 
@@ -22,7 +22,7 @@ WRITING = "writing the general text"
 @pytest.fixture
 def tuning(tmp_path, tokenizer, monkeypatch):
     for module, name in (
-        (closing, "TEXT_TOKENS"),
+        (forgetting, "TEXT_TOKENS"),
         (budget, "SAMPLE_TOKENS"),
         (budget, "MEMORIZATION_TOKENS"),
     ):
@@ -92,13 +92,13 @@ def test_resumed_run_writes_the_stored_number_of_texts(tuning, monkeypatch):
     assert record["plan"]["general_texts"] == 64
     record["plan"]["general_texts"] = 9
     path.write_text(json.dumps(record))
-    n_texts, generate = [], closing.generate_texts
+    n_texts, generate = [], samples.generate_texts
 
     def generate_texts(model, tokenizer, prompts, *args, **settings):
         n_texts.append(len(prompts))
         return generate(model, tokenizer, prompts, *args, **settings)
 
-    monkeypatch.setattr(closing, "generate_texts", generate_texts)
+    monkeypatch.setattr(forgetting, "generate_texts", generate_texts)
     list(resume(tuning.out, threads=1))
     assert n_texts[0] == 9  # before samples and those that show memorization
 

@@ -23,12 +23,12 @@ from tgen.model.transformer import Transformer
 from tgen.planning import budget
 from tgen.planning.shapes import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
-from tgen.runs import closing, fine_tuning, prepare
+from tgen.runs import fine_tuning, forgetting, prepare
 
 
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch):
-    monkeypatch.setattr(closing, "TEXT_TOKENS", 4)
+    monkeypatch.setattr(forgetting, "TEXT_TOKENS", 4)
     monkeypatch.setattr(budget, "SAMPLE_TOKENS", 4)
     monkeypatch.setattr(budget, "MEMORIZATION_TOKENS", 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)

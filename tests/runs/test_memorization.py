@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.runs import closing
-from tgen.runs.closing import judge_memorization, longest_shared_run
+from tgen.runs import memorization
+from tgen.runs.memorization import judge_memorization, longest_shared_run
 
 few = st.lists(st.sampled_from([b"a", b"b", b"\0", b"king", b"a crown "]), max_size=30)
 texts = few.map(b"".join) | st.binary(max_size=60)
@@ -26,7 +26,7 @@ def brute_force(sample: bytes, text: bytes) -> bytes:
 @settings(deadline=None)
 def test_longest_run_equals_brute_force(chunk, sample, text):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "_CHUNK", chunk)
+        patch.setattr(memorization, "_CHUNK", chunk)
         assert longest_shared_run(sample, text) == brute_force(sample, text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tgen.chat import render_process
+from tgen.chat import render
 from tgen.config import EngineOptions
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel, open_model
@@ -34,7 +34,7 @@ def chat(**fields: Any) -> bytes:
 def test_failing_template_is_a_client_error(
     name: str, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render_process, "SECONDS", 1)
+    monkeypatch.setattr(render, "SECONDS", 1)
     shutil.copytree(chat_model, tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     config = json.loads(file.read_bytes()) | {"chat_template": TEMPLATES[name]}

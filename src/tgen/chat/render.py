@@ -1,169 +1,123 @@
-"""The process that renders chat templates: one JSON request per line, one JSON response per line.
-
-A template is untrusted code. It runs in Jinja's sandbox, sees only plain data, and is limited to
-the time and memory of this process.
-"""
+"""Render chat templates, which are untrusted code, in a process with time and memory limits."""
 
 import json
+import os
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from datetime import datetime
-from functools import lru_cache
+import threading
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from tgen.checkpoint.chat_template import ChatTemplate
+from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT
+from tgen.errors import ModelError, UsageError
 
-_MAX_CHARACTERS = 2 << 20  # per text
-
-
-class _RejectedError(TemplateError):
-    """The template called raise_exception."""
+Message = dict[str, str]  # role, content
+SECONDS, BYTES = 5, 512 << 20  # limits per text; memory only where the platform supports it
+_MAX_RESPONSE_BYTES = 64 << 20
 
 
-class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's tokens for training: renders its body."""
+class RejectedMessagesError(UsageError):
+    """The template rejects a conversation, number `at` of a request."""
 
-    tags = {"generation"}  # noqa: RUF012  # Jinja's interface
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _SafeNamespace(Namespace):
-    """A namespace without names that give access to Python's internals."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args
-        Namespace.__init__(self)
-        for name, value in dict(*rest, **kwargs).items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise SecurityError(f"a namespace cannot have {name!r}")
-        super().__setitem__(name, value)
-
-
-def _raise_exception(message: object) -> None:
-    raise _RejectedError(str(message))
-
-
-def _make_strftime(now: str | None) -> Callable[[str], str]:
-    """Return the function `strftime_now` of templates; `now` is an ISO time, None the current."""
-
-    def strftime_now(date_format: str) -> str:
-        return (datetime.now() if now is None else datetime.fromisoformat(now)).strftime(
-            date_format
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(
+            f"the chat template rejects the messages: {reason}",
+            "remove --system, or change the messages",
         )
-
-    return strftime_now
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+        self.at = at
 
 
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+class FailedTemplateError(ModelError):
+    """The template failed for a conversation, number `at` of a request."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(f"the chat template failed: {reason}", NO_CHAT_HINT)
+        self.at = at
 
 
-@lru_cache(maxsize=1)
-def _compile(source: str) -> Template:
-    """Compile a template with the settings and functions of transformers."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["namespace"] = _SafeNamespace
-    environment.globals["dict"] = _dict
-    environment.globals["raise_exception"] = _raise_exception
-    return environment.from_string(source)
+class Sandbox:
+    """A process that starts at the first call, and again after it had to be killed."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # one request at a time
+
+    def render(
+        self,
+        template: ChatTemplate,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        prompts: Sequence[bool] | None = None,
+        now: str | None = None,
+    ) -> list[str]:
+        """Return the text of each conversation, up to the start of the next answer.
+
+        `prompts` says of each conversation whether that start is part of it; `now` is the time in
+        ISO format that the template sees instead of the current one. Raises RejectedMessagesError,
+        FailedTemplateError, or ModelError if the template exceeds a limit.
+        """
+        request = {
+            "source": template.source,
+            "variables": template.variables,
+            "conversations": conversations,
+            "prompts": [True] * len(conversations) if prompts is None else prompts,
+            "now": now,
+            "seconds": SECONDS,
+            "bytes": BYTES,
+        }
+        with self._lock:
+            response = self._send(json.dumps(request).encode() + b"\n")
+        if "rejected" in response:
+            raise RejectedMessagesError(response["rejected"], response["at"])
+        if "failed" in response:
+            raise FailedTemplateError(response["failed"], response["at"])
+        return [str(text) for text in response["texts"]]
+
+    def _send(self, line: bytes) -> dict[str, Any]:
+        child = self._child if self._child and self._child.poll() is None else self._start()
+        assert child.stdin
+        assert child.stdout
+        timed_out = threading.Event()
+
+        def kill() -> None:
+            timed_out.set()
+            child.kill()
+
+        timer = threading.Timer(SECONDS, kill)
+        timer.start()
+        try:
+            child.stdin.write(line)
+            child.stdin.flush()
+            response = json.loads(child.stdout.readline(_MAX_RESPONSE_BYTES))
+        except (OSError, ValueError):  # killed, or it exited
+            _kill(child)
+            reason = f"took more than {SECONDS} s" if timed_out.is_set() else "crashed its process"
+            raise ModelError(f"the chat template {reason}", NO_CHAT_HINT) from None
+        except BaseException:  # Ctrl-C: the next call must not read this response
+            _kill(child)
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+            if timed_out.is_set():  # perhaps just after the response
+                _kill(child)
+        return dict(response)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._child = subprocess.Popen(
+            # -P: do not import from the current directory.
+            [sys.executable, "-P", "-m", "tgen.chat.render_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        weakref.finalize(self, _kill, self._child)
+        return self._child
 
 
-def _render(source: str, variables: Mapping[str, Any]) -> str:
-    parts, length = [], 0
-    for part in _compile(source).generate(variables):
-        length += len(part)
-        if length > _MAX_CHARACTERS:
-            raise MemoryError
-        parts.append(part)
-    text = "".join(parts)
-    text.encode("utf-8", "surrogateescape")  # an unpaired surrogate is an error
-    return text
-
-
-def handle_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `texts`, one per conversation, or the reason as `rejected` or `failed` with the number
-    of the conversation as `at`."""
-    shared = {
-        **request["variables"],
-        "tools": None,
-        "documents": None,
-        "strftime_now": _make_strftime(request["now"]),
-    }
-    texts: list[str] = []
-    try:
-        for messages, is_prompt in zip(request["conversations"], request["prompts"], strict=True):
-            own = {"messages": messages, "add_generation_prompt": is_prompt}
-            texts.append(_render(request["source"], shared | own))
-    except _RejectedError as error:
-        return {"rejected": _to_line(str(error)), "at": len(texts)}
-    except (MemoryError, OverflowError):
-        return {"failed": "its output is too large", "at": len(texts)}
-    except Exception as error:  # a template may raise anything
-        return {"failed": _to_line(f"{type(error).__name__}: {error}"), "at": len(texts)}
-    return {"texts": texts}
-
-
-def _to_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:200]
-
-
-def _set_limit(resource_name: str, limit: int) -> None:
-    """Limit this process's use of a resource, where the platform supports it."""
-    with suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
-
-        number = getattr(resource, resource_name)
-        hard = resource.getrlimit(number)[1]
-        resource.setrlimit(number, (limit, hard))
-
-
-def main() -> None:
-    """Handle requests until the end of stdin."""
-    with suppress(ImportError, ValueError):
-        import signal
-
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    while line := sys.stdin.buffer.readline():
-        request = json.loads(line)
-        _set_limit("RLIMIT_AS", request["bytes"])
-        # In case the parent is killed and cannot kill this process.
-        _set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
-        sys.stdout.buffer.write(json.dumps(handle_request(request)).encode() + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()

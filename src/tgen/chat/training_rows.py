@@ -22,8 +22,8 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from tgen.chat.format import MAX_CHARACTERS, ChatFormat
-from tgen.chat.render_process import FailedTemplateError, Message, RejectedMessagesError
+from tgen.chat.encode import MAX_CHARACTERS, ChatFormat
+from tgen.chat.render import FailedTemplateError, Message, RejectedMessagesError
 from tgen.errors import CorpusError, ModelError, TgenError
 from tgen.tokenizer import Tokenizer
 

@@ -1,19 +1,23 @@
-"""Choices within the time budget: tokenizer, batch size, steps, and the work besides steps.
+"""Choices within the time budget: tokenizer, steps, and the work besides steps.
 
 In fine-tuning, samples, evaluations and the general text each have 5% of the minutes: a large model
 writes less.
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 from tgen.config import ModelConfig
-from tgen.config.training import ResolvedTrainConfig, TrainConfig
-from tgen.planning.fine_tuning import WINDOW, max_epochs, rows_per_step
-from tgen.planning.memory import USABLE, rank_memory
-from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun, tokens_per_second
-from tgen.planning.shapes import matmul_params, step_seconds
+from tgen.config.training import TrainConfig
+from tgen.planning.batch_size import (
+    choose_batch_size,
+    fine_tuning_windows,
+    row_tokens,
+    seconds_of_step,
+)
+from tgen.planning.fine_tuning import max_epochs
+from tgen.planning.model_size import EXPLICIT, PlannedRun, tokens_per_second
+from tgen.planning.shapes import matmul_params
 from tgen.reports.number_format import count, format_number
 
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
@@ -30,10 +34,6 @@ _EVALUATION = 0.7  # time of an evaluated token, relative to one in a step
 # evaluation, 24 in a batch.
 _PASS_TOKENS = 24
 _MIN_PASS_SECONDS = 0.0012
-_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
-_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
-_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
-_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _OTHER_SHARE = 0.05  # share of the time for evaluations, samples and saving
 _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
 SAMPLE_TOKENS = 120
@@ -127,63 +127,6 @@ def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
     return seconds
 
 
-def _choose_batch_size(run: PlannedRun) -> int:
-    """Return the windows in a step of a new model, a multiple of the ranks."""
-    inputs = run.inputs
-    wanted = _balanced_tokens(run) if inputs.on_cpu else MAX_STEP_TOKENS  # with fewer, a GPU idles
-    while wanted > _MIN_STEP_TOKENS and not _fits(run, wanted):
-        wanted //= 2
-    limit = inputs.train_tokens // (8 * run.context)  # a step sees an eighth of the corpus at most
-    return inputs.n_ranks * max(1, min(wanted // run.context, limit // inputs.n_ranks))
-
-
-def _balanced_tokens(run: PlannedRun) -> int:
-    """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
-    wanted, train = _MIN_STEP_TOKENS, run.train
-    if train.steps is not None or train.optimizer != "muon":
-        return wanted
-    seconds = partial(_step_seconds, run, n_ranks=run.inputs.n_ranks)
-    while wanted < MAX_STEP_TOKENS:
-        step, without = seconds(wanted), seconds(wanted, without_muon=True)
-        is_cheap = step - without <= _MAX_UPDATE_SHARE * step
-        min_steps = _MIN_STEPS_PER_TOKEN * 2 * wanted
-        if is_cheap or min_steps * seconds(2 * wanted) > 60 * train.minutes:
-            break
-        wanted *= 2
-    return wanted
-
-
-def _step_seconds(
-    run: PlannedRun, n_tokens: int, *, n_ranks: int = 1, without_muon: bool = False
-) -> float:
-    """Return the measured or estimated seconds of a step of `n_tokens` on one of `n_ranks`."""
-    train, inputs = run.train, run.inputs
-    if inputs.measured_step is not None:
-        return inputs.measured_step.seconds_of(n_tokens, muon=not without_muon)
-    return step_seconds(
-        run.model,
-        n_tokens,
-        inputs.flops_per_second / n_ranks,
-        precision=run.precision,
-        context=run.context,
-        muon=train.optimizer == "muon" and train.lora is None and not without_muon,
-        work=_FROZEN_WORK if train.lora is not None else 1.0,
-    )
-
-
-def _fits(run: PlannedRun, step_tokens: int) -> bool:
-    train, inputs = run.train, run.inputs
-    if inputs.rank_memory is None:
-        return True
-    batch_size = max(train.accumulation, step_tokens // run.context)
-    chosen = {"batch_size": batch_size, "precision": run.precision}
-    config = ResolvedTrainConfig(**train.explicit | chosen)
-    needed = rank_memory(
-        run.model, config, context=run.context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
-    )
-    return needed.total <= USABLE * inputs.rank_memory
-
-
 class Budget(NamedTuple):
     """The speed and length of a run."""
 
@@ -200,7 +143,7 @@ class Budget(NamedTuple):
 def choose_budget(run: PlannedRun) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     train, inputs, context = run.train, run.inputs, run.context
-    choose = _fine_tuning_windows if run.fine_tuning else _choose_batch_size
+    choose = fine_tuning_windows if run.fine_tuning else choose_batch_size
     batch_size = train.batch_size or choose(run)
     step_tokens = batch_size * context
     speed = _tokens_per_second(run, step_tokens)
@@ -243,30 +186,15 @@ def _tokens_per_second(run: PlannedRun, step_tokens: int) -> float:
     """Return the expected training speed of all ranks."""
     if not run.inputs.on_cpu:
         return tokens_per_second(run.inputs.flops_per_second, matmul_params(run.model))
-    return (1 - _OTHER_SHARE) * step_tokens / _step_seconds(run, step_tokens)
-
-
-def _fine_tuning_windows(run: PlannedRun) -> int:
-    """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
-    inputs = run.inputs
-    row = _row_tokens(inputs)
-    n_rows = round(inputs.train_tokens / row)
-    windows = round(rows_per_step(n_rows) * row / run.context)
-    limit = inputs.train_tokens // run.context  # a step sees the corpus once at most
-    return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
+    return (1 - _OTHER_SHARE) * step_tokens / seconds_of_step(run, step_tokens)
 
 
 def _fine_tuning_steps(run: PlannedRun, step_tokens: int) -> int:
     """Return the maximum number of steps, from the epochs that suit the rows."""
-    row, has_rows = _row_tokens(run.inputs), run.inputs.train_rows is not None
+    row, has_rows = row_tokens(run.inputs), run.inputs.train_rows is not None
     n_rows = max(1, round(run.inputs.train_tokens / row))
     epochs = max_epochs(n_rows, has_rows=has_rows, n_parameters=matmul_params(run.model))
     return max(1, round(n_rows * epochs / (step_tokens / row)))
-
-
-def _row_tokens(inputs: PlanInputs) -> float:
-    """Return the mean tokens of a row; plain text counts as rows of `WINDOW` tokens."""
-    return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW
 
 
 def closing_seconds(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tgen import corpus
-from tgen.chat.format import ChatFormat
+from tgen.chat.encode import ChatFormat
 from tgen.chat.training_rows import (
     PLAIN,
     Row,

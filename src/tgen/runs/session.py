@@ -17,8 +17,8 @@ from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import log as run_log
 from tgen.runs import rank_sync, tensorboard
 from tgen.runs import saved_state as run_state
-from tgen.runs.closing import measure_before
 from tgen.runs.fine_tuning import dequantize_base, load_base
+from tgen.runs.forgetting import measure_before
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (

@@ -28,9 +28,10 @@ from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
 from tgen.runs import tensorboard
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
-from tgen.runs.closing import final_reports, sample
+from tgen.runs.closing import final_reports
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
+from tgen.runs.samples import sample
 from tgen.training.early_stopping import decay_from_best
 from tgen.training.loop import done_report, evaluation_is_due, train
 from tgen.training.state import TrainState, weights_of

@@ -6,8 +6,8 @@ from random import Random
 
 from fuzz.models import save_model
 from fuzz.mutations import ESCAPES, Mutator, dump
-from tgen.chat import render_process
-from tgen.chat.format import ChatFormat
+from tgen.chat import render
+from tgen.chat.encode import ChatFormat
 from tgen.checkpoint.chat_template import read_chat_template
 from tgen.config import EngineOptions
 from tgen.loaded_model import open_model
@@ -70,7 +70,7 @@ class Chat:
     starts_processes = True
 
     def __init__(self, folder: Path) -> None:
-        render_process.SECONDS = 1
+        render.SECONDS = 1
         tokenizer = json.loads(train_char(["é".encode()]).json)
         n = len(tokenizer["model"]["vocab"])
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

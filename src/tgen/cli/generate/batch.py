@@ -13,7 +13,7 @@ from tgen.config import SamplingConfig
 from tgen.distributed import Ranks
 
 if TYPE_CHECKING:
-    from tgen.chat.render_process import Message
+    from tgen.chat.render import Message
     from tgen.generation.sequence import Request
     from tgen.loaded_model import LoadedModel
 

@@ -14,7 +14,7 @@ from tgen.errors import UsageError
 from tgen.reports.generation import Token
 
 if TYPE_CHECKING:
-    from tgen.chat.render_process import Message
+    from tgen.chat.render import Message
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import Decoding, LoadedModel
 

@@ -19,7 +19,7 @@ from support.chats import (
 )
 from support.tokenizer_files import files, mixed
 from support.vocabularies import smollm2_like
-from tgen.chat.format import ChatFormat
+from tgen.chat.encode import ChatFormat
 from tgen.checkpoint.chat_template import ChatTemplate, read_chat_template
 from tgen.errors import ModelError, UsageError
 from tgen.loaded_model import open_model

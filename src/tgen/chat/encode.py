@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from tgen.chat.render_process import Message, Sandbox
+from tgen.chat.render import Message, Sandbox
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer

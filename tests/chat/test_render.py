@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from support.chats import user
-from tgen.chat import render, render_process
-from tgen.chat.render import handle_request
+from tgen.chat import render, render_child
+from tgen.chat.render_child import handle_request
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ModelError, UsageError
 
@@ -38,13 +38,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_template_is_one_error(monkeypatch, name):
-    monkeypatch.setattr(render_process, "SECONDS", 1)
-    renderer = render_process.Sandbox()
+    monkeypatch.setattr(render, "SECONDS", 1)
+    renderer = render.Sandbox()
     with pytest.raises(ModelError, match="the chat template") as caught:
         renderer.render(ChatTemplate(HOSTILE[name], {}), [user("x")])
     assert len(caught.value.message) < 300
     assert caught.value.message.isprintable()
-    monkeypatch.setattr(render_process, "SECONDS", 5)
+    monkeypatch.setattr(render, "SECONDS", 5)
     assert renderer.render(ChatTemplate("{{ messages[0].content }}", {}), [user("y")]) == ["y"]
 
 
@@ -52,20 +52,20 @@ def test_memory_and_output_are_limited(monkeypatch):
     request: dict[str, Any] = {"source": "{{ 'ab' * 60 }}", "variables": {}}
     request |= {"conversations": [user("x")], "prompts": [True], "now": None}
     assert handle_request(request) == {"texts": ["ab" * 60]}
-    monkeypatch.setattr(render, "_MAX_CHARACTERS", 100)
+    monkeypatch.setattr(render_child, "_MAX_CHARACTERS", 100)
     assert handle_request(request) == {"failed": "its output is too large", "at": 0}
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("only Linux reports the peak memory of a process")
-    renderer = render_process.Sandbox()
+    renderer = render.Sandbox()
     with pytest.raises(ModelError, match="its output is too large"):
         renderer.render(ChatTemplate(HOSTILE["wide"], {}), [user("x")])
     peak = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
-    assert int(peak.split()[0]) * 1024 <= render_process.BYTES
+    assert int(peak.split()[0]) * 1024 <= render.BYTES
 
 
 def test_one_process_handles_many_requests(monkeypatch):
-    renderer = render_process.Sandbox()
+    renderer = render.Sandbox()
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     assert renderer.render(template, [user("a"), user("b")]) == ["<s>a", "<s>b"]
     child = renderer._child
@@ -76,12 +76,12 @@ def test_one_process_handles_many_requests(monkeypatch):
     assert renderer.render(template, [user("d")]) == ["<s>d"]
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="crashed its process"):
-        render_process.Sandbox().render(template, [user("e")])
+        render.Sandbox().render(template, [user("e")])
 
 
 def test_functions_of_transformers_are_available():
     def render_source(source):
-        return render_process.Sandbox().render(ChatTemplate(source, {}), [user('é"<')])[0]
+        return render.Sandbox().render(ChatTemplate(source, {}), [user('é"<')])[0]
 
     assert render_source("{{ messages | tojson }}") == '[{"role": "user", "content": "é\\"<"}]'
     assert render_source("{{ dict(a=1) | tojson(indent=1) }}") == '{\n "a": 1\n}'
