@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as reference
 
 from tgen.config import SAMPLERS, SamplingConfig
-from tgen.generation import logits_processors, random_numbers
+from tgen.generation import logits_processors
 from tgen.generation import sample as sampler
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sample import sample
@@ -151,14 +150,9 @@ MISTAKES = [
 ]
 LOGITS = np.array([0.0, 1.0, 2.0, 0.5, -1.0, 1.5, 1.8, -0.5], np.float32)
 SEEN = [2, 5, 1, 5, 2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _random_numbers_are_made_once():
-    """Keep the 40,000 random numbers, which are the same in all tests of distributions."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_numbers, "uniform", cache(random_numbers.uniform))
-        yield
+N = 40_000  # samples
+# The random numbers of a seed's 64 positions are generated together.
+PLACES = dict(seeds=[i // 64 for i in range(N)], positions=[i % 64 for i in range(N)])
 
 
 def critical_value(degrees, alpha):
@@ -170,18 +164,17 @@ def critical_value(degrees, alpha):
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_samples_follow_the_distribution_and_not_a_wrong_one(number):
     right, wrong = (SamplingConfig(**(OFF | fields), seed=number) for fields in MISTAKES[number])
-    n = 40_000
     processed = LOGITS.copy()
-    LogitsProcessors(right, Vocabulary()).apply(processed, SEEN, 0, b"", n)
-    logits = np.repeat(processed[None], n, axis=0)
-    sampled = sample(logits, right, seeds=range(n), positions=[5] * n)
+    LogitsProcessors(right, Vocabulary()).apply(processed, SEEN, 0, b"", N)
+    logits = np.repeat(processed[None], N, axis=0)
+    sampled = sample(logits, right, **PLACES)
     counts = np.bincount(sampled, minlength=len(LOGITS))
 
     def fits(sampling):
         p = probabilities_of(LOGITS, sampling, SEEN)
         if counts[p == 0].any():
             return False
-        expected = p[p > 0] * n
+        expected = p[p > 0] * N
         if len(expected) == 1:
             return True
         chi_square = ((counts[p > 0] - expected) ** 2 / expected).sum()
@@ -193,19 +186,16 @@ def test_samples_follow_the_distribution_and_not_a_wrong_one(number):
 
 def test_xtc_uses_its_own_random_numbers():
     sampling = SamplingConfig(**OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=9)
-    n = 40_000
-    sampled = sample(
-        np.repeat(LOGITS[None], n, axis=0), sampling, seeds=range(n), positions=[5] * n
-    )
+    sampled = sample(np.repeat(LOGITS[None], N, axis=0), sampling, **PLACES)
     p = sampler.softmax(LOGITS[None])[0]
     probable = np.flatnonzero(p >= 0.15)
     excluded = p.copy()
     excluded[[i for i in probable if p[i] > p[probable].min()]] = 0
     expected = 0.6 * p + 0.4 * excluded / excluded.sum()
     counts = np.bincount(sampled, minlength=len(LOGITS))
-    chi_square = ((counts - expected * n) ** 2 / (expected * n)).sum()
+    chi_square = ((counts - expected * N) ** 2 / (expected * N)).sum()
     assert chi_square < critical_value(len(LOGITS) - 1, 1e-6)
-    wrong = ((counts - p * n) ** 2 / (p * n)).sum()
+    wrong = ((counts - p * N) ** 2 / (p * N)).sum()
     assert wrong > critical_value(len(LOGITS) - 1, 1e-6)
 
 
