@@ -1,7 +1,4 @@
-"""Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks.
-
-Torch is imported where it is used: the process that starts the workers does not need it.
-"""
+"""Fixtures: small random models, a trained model, in-process `tgen inspect`, code on ranks."""
 
 import gc
 import os
@@ -9,7 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, suppress
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.command import fork_server, tgen
+from support.workers import run_in_workers
 from tgen.config import FAMILIES
 
 if TYPE_CHECKING:
@@ -26,7 +24,8 @@ if TYPE_CHECKING:
     from tgen.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.pop("COLUMNS", None)  # of xdist: Rich's consoles keep what is set when they are made
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+os.environ.pop("COLUMNS", None)  # Rich's consoles keep what is set when they are made
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 Ranks = Callable[..., list[SimpleNamespace]]
@@ -40,24 +39,32 @@ LONG += ["test_resume", "test_session", "test_errors", "test_docs", "test_early_
 gc.disable()  # no garbage is made until all tests are imported
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Collect in one worker after the other: the first compiles all modules for the others."""
-    if session.config.getoption("numprocesses", None):  # this process starts the workers
-        return (yield)
-    with open(__file__) as file:
-        with suppress(ImportError):
-            import fcntl
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processes", type=int, default=1, help="number of processes for the tests")
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-        import hypothesis
 
-        hypothesis.settings.register_profile("fixed", derandomize=True)
-        hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
-        # Other examples every time: see scripts/faults.
-        fresh = os.environ.get("TGEN_FRESH_EXAMPLES")
-        hypothesis.settings.load_profile("fresh" if fresh else "fixed")
-        return (yield)
+def pytest_collection() -> None:
+    import hypothesis
+    import torch
+
+    torch.set_num_threads(1)  # OpenMP's threads would be missing in forked processes
+    hypothesis.settings.register_profile("fixed", derandomize=True)
+    hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
+    # Other examples every time: see scripts/faults.
+    fresh = os.environ.get("TGEN_FRESH_EXAMPLES")
+    hypothesis.settings.load_profile("fresh" if fresh else "fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in several processes if that was asked for."""
+    options = session.config.option
+    if session.testsfailed or options.collectonly or options.processes == 1:
+        if hasattr(os, "fork"):
+            fork_server()
+        return None  # pytest goes on
+    run_in_workers(session, options.processes)
+    return True
 
 
 def pytest_collection_finish() -> None:
@@ -252,13 +259,6 @@ def random_ids() -> Callable[[int], list[int]]:
     import numpy as np
 
     return lambda n: np.random.default_rng(n).integers(0, 300, n).tolist()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_fork_server() -> Iterator[None]:
-    yield
-    if fork_server.cache_info().currsize:
-        fork_server().close()
 
 
 @pytest.fixture

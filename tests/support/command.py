@@ -1,18 +1,21 @@
 """Run the tgen command in another process."""
 
-import json
+import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from functools import cache
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
-_READ_AT_START = ("LC_", "OMP_", "PYTHON")  # by Python or by what it imports
+from support.forks import serve
 
-_ENVIRONMENT = dict(os.environ)  # before a test changes it
+_READ_AT_START = ("LC_", "OMP_", "PYTHON")  # by Python or by what it imports
 
 
 def tgen(
@@ -48,17 +51,27 @@ def tgen(
 
 
 class ForkServer:
-    """A process that forks commands: see `forks.py`."""
+    """A process that forks commands: see `forks.py`. Made before torch has threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("forks.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=_ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
-        )
+        self._connection, other = multiprocessing.Pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            self._connection.close()
+            serve(other)
+        other.close()
+
+    def start(self, request: dict[str, Any], streams: Sequence[int]) -> int:
+        """Start Python with these standard streams as a child of this process; return its ID."""
+        with self._lock:
+            become_parent_of_orphans(True)
+            self._connection.send(request)
+            for stream in streams:
+                send_handle(self._connection, stream, self._pid)
+            pid: int = self._connection.recv()
+            become_parent_of_orphans(False)
+        return pid
 
     def run(
         self,
@@ -77,23 +90,52 @@ class ForkServer:
         request |= {"closed": closed}
         request["environment"] |= environment or {}
         with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            statuses: list[int] = json.loads(self._process.stdout.readline())
+            self._connection.send(request)
+            statuses: list[int] = self._connection.recv()
         return statuses
-
-    def close(self) -> None:
-        """End the process."""
-        with self._process:
-            self._process.stdin.close()
 
 
 fork_server = cache(ForkServer)
 
 
+def become_parent_of_orphans(value: bool) -> None:
+    """Let this process be, or not be, the parent of descendants whose parent exits."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, int(value))
+
+
+class PythonFork(subprocess.Popen):
+    """A process whose command starts with `python -m` or `python -c`, forked: see `forks.py`.
+
+    Variables that only a new Python reads have no effect. Other commands start as usual.
+    """
+
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        cwd, environment = more[4:6]
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = more[9:15]
+        program, *words = map(str, args)
+        safe_path = words[:1] == ["-P"]
+        can_fork = sys.platform == "linux" and program == sys.executable
+        if not can_fork or words[safe_path] not in ("-m", "-c"):
+            super()._execute_child(args, *more)  # type: ignore[misc]
+            return
+        request = {
+            "python": words[safe_path:],
+            "safe_path": safe_path,
+            "cwd": str(cwd or Path.cwd()),
+            "environment": dict(os.environ if environment is None else environment),
+        }
+        streams = [0 if p2cread < 0 else p2cread, 1 if c2pwrite < 0 else c2pwrite]
+        self.pid = fork_server().start(request, [*streams, 2 if errwrite < 0 else errwrite])
+        self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
+        )
+
+
 def start(*arguments: object, **streams: Any) -> subprocess.Popen[bytes]:
     """Start the real command."""
-    return subprocess.Popen(
+    return PythonFork(
         [sys.executable, "-m", "tgen", *map(str, arguments)], env=clean_environment(), **streams
     )
 

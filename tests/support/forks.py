@@ -1,51 +1,51 @@
 """Fast commands and ranks: forked from a process that has imported torch and the command.
 
-Each request is one JSON object per line on stdin: "arguments", a list per rank, or "code" and "n";
-"folder", for the output of the ranks and for their stdin, the file `in`; "cwd", "environment" and
-"closed", the number of a stream or null.
+That process is forked from pytest before the first test. A request is a dictionary: "arguments", a
+list per rank, or "code" and "n"; "folder", for the output of the ranks and for their stdin, the
+file `in`; "cwd", "environment" and "closed", the number of a stream or None.
 The answer is the ranks' exit statuses.
 
 The store has its own process: its threads could hold a lock at the moment of a fork, and the new
 rank would wait for that lock forever.
 """
 
+import atexit
 import faulthandler
 import gc
 import importlib
-import json
+import logging
 import os
+import runpy
 import signal
 import sys
+import threading
+import traceback
+import warnings
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
-os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-import tgen.cli.generate.command
-import tgen.cli.train.command
-import tgen.engine.cpu
-import tgen.training.parallel
-from tgen.__main__ import main as run_command
-from tgen.planning import budget
-from tgen.runs import prepare, session
-
+NEEDED = ["tgen.__main__", "tgen.cli.generate.command", "tgen.cli.train.command"]
+NEEDED += ["tgen.engine.cpu", "tgen.runs.session", "tgen.training.parallel"]
 LIMIT = 1500  # seconds until a process that hangs prints where, and exits
-# Imported once instead of by each rank.
-assert tgen.cli.generate.command
-assert tgen.cli.train.command
-assert tgen.engine.cpu
-assert tgen.training.parallel
-assert session
 
 
-def main() -> None:
-    faulthandler.enable()  # shows where a rank crashed
-    torch.set_num_threads(1)
-    gc.freeze()  # ranks need not look at these objects
-    for line in sys.stdin:
-        request = json.loads(line)
+def serve(requests: Connection) -> NoReturn:
+    """Fork the commands of requests until the other end is closed; then exit."""
+    undo_pytest()
+    while True:
+        try:
+            request = requests.recv()
+        except EOFError:
+            os._exit(0)
+        import_all()
+        sys.modules["__main__"] = sys.modules["tgen.__main__"]  # new processes need no pytest
+        if "python" in request:
+            requests.send(start(request, [recv_handle(requests) for _ in range(3)]))
+            continue
         n = len(request["arguments"]) or request["n"]
         if n > 1:
             importlib.import_module("torch._dynamo")  # by each rank otherwise
@@ -58,8 +58,105 @@ def main() -> None:
             if store:
                 os.kill(store, signal.SIGKILL)
                 os.waitpid(store, 0)
-        sys.stdout.write(json.dumps(statuses) + "\n")
-        sys.stdout.flush()
+        requests.send(statuses)
+
+
+def undo_pytest() -> None:
+    """Bring this process to the state of a new Python with PYTHONWARNINGS=default."""
+    atexit._clear()
+    sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
+    logging.root.handlers.clear()
+    warnings.simplefilter("default")
+    faulthandler.enable()  # shows where a rank crashed
+
+
+@cache
+def import_all() -> None:
+    """Import once what commands need."""
+    for name in NEEDED:
+        importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)
+    gc.freeze()  # ranks need not look at these objects
+
+
+def start(request: dict[str, Any], streams: list[int]) -> int:
+    """Start a process that does what Python does with the arguments `python`; return its ID.
+
+    The process between it and this one exits, so that the process of the tests is its parent.
+    """
+    receiver, sender = os.pipe()
+    if not (between := os.fork()):
+        if pid := os.fork():
+            os.write(sender, str(pid).encode())
+            os._exit(0)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.closerange(3, 65536)
+        os._exit(run_python(request))
+    os.waitpid(between, 0)
+    for descriptor in (sender, *streams):
+        os.close(descriptor)
+    with open(receiver) as pipe:
+        return int(pipe.read())
+
+
+def run_python(request: dict[str, Any]) -> int:
+    """Run code or a module as a new Python does; return its exit status."""
+    import torch
+
+    open_streams()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    assume_speed(0)
+    kind, program, *sys.argv[1:] = request["python"]
+    if not request["safe_path"]:
+        sys.path.insert(0, "")
+    status: Any = 0
+    try:
+        if kind == "-m":
+            for name in (program, f"{program}.__main__"):
+                sys.modules.pop(name, None)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(program, vars(sys.modules["__main__"]))
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            sys.stderr.write(f"{status}\n")
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return int(status)
+
+
+def assume_speed(rank: int) -> None:
+    """Shorten what takes longer than training a tiny model; each rank has its own speed."""
+    from tgen.planning import budget
+    from tgen.runs import prepare
+
+    prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
+    budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
+    budget.MEMORIZATION_SAMPLES = 2
+    # xz clears hundreds of megabytes however short the text is.
+    prepare.xz_bits_per_byte = lambda *_: 2.0  # type: ignore[attr-defined]
+
+
+def open_streams() -> None:
+    """Read and write the standard streams as a new Python does."""
+    streams = ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
+    for (number, mode, errors), name in zip(streams, ("stdin", "stdout", "stderr"), strict=True):
+        stream = os.fdopen(number, mode, 1 if number == 2 else -1, errors=errors, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def fork_store() -> tuple[int, int]:
@@ -70,8 +167,8 @@ def fork_store() -> tuple[int, int]:
         with open(receiver) as pipe:
             return pid, int(pipe.readline())
     signal.alarm(LIMIT + 60)  # if the server is killed; ranks exit earlier
-    for number in (0, 1):  # the server's pipes
-        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(sender, f"{store.port}\n".encode())
     signal.pause()
@@ -88,7 +185,7 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
         for number, name in enumerate(("in", f"{rank}.out", f"{rank}.err")):
             path = folder / name if number or (folder / name).exists() else os.devnull
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | (number and os.O_TRUNC)), number)
-        sys.stdin = os.fdopen(0, closefd=False)  # the server's has read ahead
+        open_streams()
         if (closed := request["closed"]) is not None:  # as Python starts then
             os.close(closed)
             setattr(sys, ("stdin", "stdout", "stderr")[closed], None)
@@ -100,17 +197,14 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
         if n > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
             os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        # Measuring takes longer than training a tiny model; each rank has its own speed.
-        prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
-        budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
-        budget.MEMORIZATION_SAMPLES = 2
-        # xz clears hundreds of megabytes however short the text is.
-        prepare.xz_bits_per_byte = lambda *_: 2.0  # type: ignore[attr-defined]
+        assume_speed(rank)
         if code := request["code"]:
             exec(code, {})
         else:
             sys.argv[1:] = request["arguments"][rank]
-            run_command()
+            from tgen.__main__ import main
+
+            main()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -120,7 +214,3 @@ def fork(request: dict[str, Any], rank: int, n: int, port: int) -> int:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
         os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,14 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
-from support.command import start
+from support.command import clean_environment
 from tgen.cli import console
 from tgen.cli.train import progress
 from tgen.reports.training import SampleReport, StepReport
@@ -37,9 +38,16 @@ def test_plan_on_a_terminal_begins_on_an_erased_line(corpus, monkeypatch):
     import pty
 
     parent_end, child_end = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), child_end)
     monkeypatch.setenv("TERM", "xterm")
-    process = start("train", "corpus.txt", "--steps", "3", "--dry-run", cwd=corpus, **streams)
+    command = [sys.executable, "-m", "tgen", "train", "corpus.txt", "--steps", "3", "--dry-run"]
+    process = subprocess.Popen(
+        command,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+        cwd=corpus,
+        env=clean_environment(),
+    )
     os.close(child_end)
     shown = b""
     with suppress(OSError):  # the terminal is closed
