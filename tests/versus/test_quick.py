@@ -1,17 +1,13 @@
 """Every benchmark script runs with --quick, writes its result file, and leaves results/ alone."""
 
 import json
-import sys
-import tempfile
-from collections.abc import Sequence
+import subprocess
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.command import fork_server, tgen
-from tgen.errors import TgenError
+from support.command import PythonFork
 from versus import harness
 
 LIBRARIES = {
@@ -35,25 +31,6 @@ def test_libraries_exist() -> None:
     assert LIBRARIES < MODULES
 
 
-def run_process(command: Sequence[str], run: Any = harness.run_process, **options: Any) -> bytes:
-    """Fork commands of tgen and the benchmarks, which is faster than to start Python."""
-    cwd = options.get("cwd")
-    if list(command[:3]) == [sys.executable, "-m", "tgen"]:
-        result = tgen(*command[3:], stdin=options.get("input", b""), cwd=cwd)
-        if result.returncode:
-            raise TgenError(result.stderr.decode(), "")
-        return result.stdout
-    if command[0] != sys.executable or not command[2].startswith("versus."):
-        return bytes(run(command, **options))
-    code = f"import runpy, sys; sys.argv[1:] = {list(command[3:])}\n"
-    code += f"sys.path.insert(0, ''); runpy.run_module({command[2]!r}, run_name='__main__')"
-    with tempfile.TemporaryDirectory() as folder:
-        [status] = fork_server().run([], code=code, n=1, folder=Path(folder), cwd=cwd)
-        if status:
-            raise TgenError(Path(folder, "0.err").read_text(), "")
-        return Path(folder, "0.out").read_bytes()
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_quick_mode_runs(
     name: str,
@@ -62,7 +39,7 @@ def test_quick_mode_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(harness.ROOT)
-    monkeypatch.setattr(harness, "run_process", run_process)
+    monkeypatch.setattr(subprocess, "Popen", PythonFork)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the models are too small for more
     before = list_results()
     script = import_module(f"versus.{name}")
