@@ -3,33 +3,42 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from support.command import clean_environment, start, tgen
+from support.command import clean_environment, tgen
 from support.models import TEXT
 from support.runs import progress
 from tgen import __main__
 from tgen.cli import signals
 
+PRESSED = """
+import os, signal
+from tgen.cli import app
+from tgen.cli.train import progress
+show = progress.TrainingProgress.show
+def show_and_stop(view, report):
+    show(view, report)
+    if type(report).__name__ == "StepReport" and report.step == 14:
+        os.kill(os.getpid(), signal.SIGINT)
+progress.TrainingProgress.show = show_and_stop
+os._exit(app.run({arguments!r}))
+"""
 
-def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path):
+
+def test_ctrl_c_saves_and_prints_the_command_to_resume(on_ranks, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     settings = ["d_model=16", "n_heads=2", "context_length=16", "batch_size=2"]
-    settings += ["eval_every=50", "eval_tokens=64"]
-    arguments = ["train", tmp_path / "corpus.txt", "--steps", 200]
+    settings += ["eval_every=10", "eval_tokens=64"]
+    arguments = ["train", str(tmp_path / "corpus.txt"), "--steps", "30"]
     arguments += [f"--set={setting}" for setting in settings]
     assert tgen(*arguments, "--out", tmp_path / "whole").returncode == 0
-    with start(*arguments, "--out", tmp_path / "parts", stderr=subprocess.PIPE) as process:
-        folder = tmp_path / "parts" / "training"
-        while process.poll() is None and not any(folder.glob("state-*50")):
-            time.sleep(0.01)  # wait for the state of step 50
-        process.send_signal(signal.SIGINT)
-        _, message = process.communicate(timeout=900)
-    assert process.returncode == 130, message.decode()
-    assert b"Traceback" not in message
-    command = message.decode().split("resume with: tgen ")[1].strip().split()
+    parts = [*arguments, "--out", str(tmp_path / "parts")]
+    [run] = on_ranks(code=PRESSED.format(arguments=parts), n=1)
+    assert run.status == 130, run.err
+    assert "Traceback" not in run.err
+    assert progress(tmp_path / "parts")["step"] == 14
+    command = run.err.split("resume with: tgen ")[1].strip().split()
     assert tgen(*command).returncode == 0
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
