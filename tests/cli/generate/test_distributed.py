@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.command import clean_environment
+from support.command import PythonFork, clean_environment
 from support.models import make_model
 from tgen.checkpoint import model_dir
 
@@ -96,15 +96,11 @@ def test_random_seed_is_the_same_on_all_ranks(on_ranks, model, rows):
 def test_torchrun_gives_the_output_of_one_process(on_ranks, model, rows):
     given = [str(one) for one in command(model, rows, "--seed", 3, "--jsonl", "-q")]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    shared = subprocess.run(
-        [sys.executable, *torchrun, "-m", "tgen", *given],
-        capture_output=True,
-        env=clean_environment(),
-        check=False,
-        timeout=900,
-    )
+    command_line = [sys.executable, *torchrun, "-m", "tgen", *given]
+    with PythonFork(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
+        shared, _ = process.communicate(timeout=900)
     [alone] = on_ranks(given)
-    assert shared.stdout == alone.out != b""
+    assert shared == alone.out != b""
 
 
 def test_error_on_all_ranks_is_printed_once(on_ranks, model, rows):
