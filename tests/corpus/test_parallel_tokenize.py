@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from support.command import clean_environment
+from support.command import PythonFork, clean_environment
 from support.corpora import run_generator
 from support.models import TEXT
 from support.tokenizer_files import files
@@ -42,6 +42,12 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(parallel_tokenize, "_BATCH", 2500)
 
 
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Fork worker processes, which is faster than to start Python."""
+    monkeypatch.setattr(subprocess, "Popen", PythonFork)
+
+
 def tokenize(documents, tokenizer, **options):
     """The tokens, and the reports of bytes done."""
     return run_generator(corpus.tokenize_documents(documents, tokenizer, **options))
@@ -53,6 +59,7 @@ def make_tokenizer(kind):
     return train_char([TEXT]) if kind == "char" else train_bpe([TEXT], vocab_size=300)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("kind", "n", "options"),
     [
@@ -73,6 +80,7 @@ def test_any_number_of_processes_gives_the_same_tokens(kind, n, options):
     assert (several.target_bytes, also_done) == (one.target_bytes, done)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_replaced_characters_are_counted_with_any_number_of_processes():
     tokenizer = smollm2_like(train_bpe([TEXT], vocab_size=300))
     documents = [(b"one\x04 two\n" * 900,), (b"", b"\xff", "\U00040000é".encode() * 700)]
@@ -84,6 +92,7 @@ def test_replaced_characters_are_counted_with_any_number_of_processes():
     assert one.tokens.tolist()[: 900 * 5] == tokenize(clean, tokenizer)[0].tokens.tolist()[:4500]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_text_that_the_tokenizer_cannot_encode_is_its_error_in_every_process(processes):
     file = without_bytes(json.loads(train_bpe([TEXT], vocab_size=300).json), b"\x04\xef")
@@ -171,6 +180,7 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path):
         os.close(end)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, tmp_path):
     counts = []
     encode_pieces = parallel_tokenize.encode_pieces
