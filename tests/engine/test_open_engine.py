@@ -87,7 +87,7 @@ def test_quantized_files_are_stored_as_int8_unless_told():
 
 def test_greedy_texts_equal_the_torch_engines():
     tokenizer = BUNDLE.tokenizer
-    starts = b"What is|The king|ROMEO:|O, |To be|I am|My lord|Enter|Come|Why".split(b"|")
+    starts = b"What is|The king|ROMEO:|O, |To be".split(b"|")
     prompts = [tokenizer.encode_prompt(start + end) for start in starts for end in (b"", b" the")]
     reference = TorchEngine(Transformer.from_arrays(BUNDLE.config, BUNDLE.arrays))
     engine = cpu_engine(BUNDLE.config, dict(BUNDLE.arrays), n_threads=2)

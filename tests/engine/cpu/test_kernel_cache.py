@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.command import tgen
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.engine.cpu import compiler, kernel_cache
 
@@ -14,8 +15,8 @@ from tgen.engine.cpu import compiler, kernel_cache
 def run_generate(*more: str, **environment: str) -> tuple[bytes, str]:
     """Run `tgen generate`; return stdout and stderr."""
     options = ["--prompt", "What is", "-t", "0", "-n", "20", "--device", "cpu", *more]
-    command = [sys.executable, "-m", "tgen", "generate", "--model", str(shipped_model()), *options]
-    result = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
+    result = tgen("generate", "--model", shipped_model(), *options, **environment)
+    assert result.returncode == 0, result.stderr.decode()
     return result.stdout, result.stderr.decode()
 
 
