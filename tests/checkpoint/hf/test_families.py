@@ -18,7 +18,7 @@ from tgen.model.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
 
-LENGTH, N_NEW = 48, 16  # tokens of the text; of each greedy continuation
+LENGTH, N_NEW = 40, 8  # tokens of the text; of each greedy continuation
 TOLERANCE = 1e-5  # of logits, relative to the largest
 ROUNDED_INPUTS = 0.02  # products with bfloat16 weights round their inputs, too
 PROMPTS = [list(range(2, 52)), [7, 3], [5] * 20]  # of different lengths
