@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: waiting threads would spin
+
 from support.command import fork_server, tgen
 from support.workers import run_in_workers
 from tgen.config import FAMILIES
