@@ -20,7 +20,7 @@ from tgen.checkpoint.gguf import header
 from tgen.checkpoint.gguf import reader as gguf_reader
 from tgen.checkpoint.gguf.tokenizer import to_fields
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
-from tgen.cli import console
+from tgen.cli import streams
 from tgen.cli.app import run
 from tgen.errors import ModelError
 from tgen.lora import merging
@@ -349,7 +349,7 @@ def test_invalid_special_token_ids_are_ignored(model, tokens):
 
 @pytest.mark.parametrize("to", ["gguf", "transformers"])
 def test_export_that_does_not_fit_names_the_target_and_the_reason(to, model, monkeypatch, capsys):
-    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    monkeypatch.setattr(streams, "discard_stdout", lambda: None)
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     out = model.parent / "out"

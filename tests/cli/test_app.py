@@ -13,7 +13,7 @@ import pytest
 from support.command import clean_environment, start, tgen
 from support.models import TEXT
 from tgen.checkpoint import model_lookup
-from tgen.cli import console
+from tgen.cli import streams
 from tgen.cli.app import run
 from tgen.tokenizer import Tokenizer
 
@@ -249,7 +249,7 @@ def test_file_that_may_not_be_read_gets_a_hint_about_its_permissions(monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied", "m/config.json")
 
     monkeypatch.setattr(model_lookup, "find_model", find_model)
-    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    monkeypatch.setattr(streams, "discard_stdout", lambda: None)
     assert run(["generate", "-m", "m", "-p", "x"]) == 1
     message = capsys.readouterr().err
     assert "error: m/config.json: Permission denied\nhint: check its permissions" in message
@@ -260,6 +260,6 @@ def test_error_without_a_number_keeps_its_text(monkeypatch, capsys):
         raise OSError("5 requested and 0 written")
 
     monkeypatch.setattr(model_lookup, "find_model", find_model)
-    monkeypatch.setattr(console, "discard_stdout", lambda: None)
+    monkeypatch.setattr(streams, "discard_stdout", lambda: None)
     assert run(["generate", "-m", "m", "-p", "x"]) == 1
     assert "error: 5 requested and 0 written" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
 
     monkeypatch.setattr("sys.stdin", _Endless(200))
     monkeypatch.setattr(console, "write", stop)
-    monkeypatch.setattr(console, "discard_stdout", lambda: None)  # it needs a file descriptor
+    monkeypatch.setattr(streams, "discard_stdout", lambda: None)  # it needs a file descriptor
     tokenize("--ids")
 
 
