@@ -29,7 +29,7 @@ from tgen.tokenizer.patterns import (
     TEKKEN,
 )
 
-SOURCE = Path(__file__).parents[1] / "tokenizer" / "test_tokenizer.py"
+CODE = Path(__file__).with_name("code.txt")  # a change of it changes the tokenizers
 SPECIAL = ["<|endoftext|>", "<s>", "</s>"]
 PROSE = (
     "the King's don't I'LL we've naïve Über İstanbul Wörter straße 日本語 中文字符 한국어 текст "
@@ -44,7 +44,7 @@ def mixed(size: int, seed: int = 0) -> str:
     """Return about `size` bytes of code, prose, emoji, CJK, marks, controls and white space."""
     rng = random.Random(seed)
     words, odd, white = PROSE.split(" "), ODD.split(" "), WHITE.split("|")
-    code = SOURCE.read_text().splitlines(keepends=True)
+    code = CODE.read_text().splitlines(keepends=True)
     parts, n = [], 0
     while n < size:
         kind = rng.random()
