@@ -122,6 +122,12 @@ def test_limits_of_floats_are_shown_without_decimals() -> None:
         parse(b'{"prompt": "Hi", "temperature": 3}', CompletionRequest, "m")
 
 
+def test_an_unknown_field_with_an_unpaired_surrogate_is_named_in_the_response() -> None:
+    with pytest.raises(HttpError) as error:
+        parse(rb'{"prompt": "Hi", "\ud800": 1}', CompletionRequest, "m")
+    assert json.loads(error.value.response().body)["error"]["param"] == "\ud800"
+
+
 @pytest.mark.parametrize("messages", [[1, 2], [{"role": "user", "content": [1, 2]}]])
 def test_a_list_of_invalid_items_is_one_error(messages: list[Any]) -> None:
     with pytest.raises(ValidationError) as error:

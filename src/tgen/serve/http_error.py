@@ -1,8 +1,9 @@
 """Errors of a request, in the form that clients of OpenAI's API expect."""
 
+import json
 from collections.abc import Mapping
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from tgen.errors import TgenError
 
@@ -39,9 +40,9 @@ class HttpError(TgenError):
             }
         }
 
-    def response(self) -> JSONResponse:
-        """Return the HTTP response."""
-        return JSONResponse(self.content, self.status, self.headers)
+    def response(self) -> Response:
+        """Return the HTTP response, in ASCII: its names may have unpaired surrogates."""
+        return Response(json.dumps(self.content), self.status, self.headers, "application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpError:
