@@ -16,7 +16,7 @@ from tgen.cli.options import (
     quiet_option,
 )
 from tgen.config.engine import Device, device_option
-from tgen.config.option import check_ranges, option
+from tgen.config.option import option
 from tgen.drawing import Cells, Scale
 from tgen.errors import UsageError
 
@@ -145,7 +145,6 @@ class InspectOptions:
     quiet: bool = quiet_option()
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         self._check_views()
         self._check_files()
         self._check_unused()
