@@ -1,4 +1,4 @@
-"""Split a corpus of texts, sample and tokenize it; its result is that of conversations too."""
+"""Split, sample and tokenize a corpus of texts; PreparedText is for conversations, too."""
 
 import time
 from collections.abc import Generator, Sequence
