@@ -73,6 +73,11 @@ def test_invalid_settings_raise(values):
         SamplingConfig(**values)
 
 
+def test_numbers_of_numpy_are_settings():
+    sampling = SamplingConfig(temperature=np.float32(0.5), top_k=np.int64(3))
+    assert (sampling.temperature, sampling.top_k) == (0.5, 3)
+
+
 def test_nan_logits_raise():
     logits = np.full((1, 4), np.nan, np.float32)
     with pytest.raises(ModelError, match="not finite"):

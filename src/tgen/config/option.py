@@ -82,10 +82,11 @@ def _check_number(one: Field[Any], value: Any, expected: str) -> None:
         require(is_whole, one.name, repr(value), "a whole number")
     else:
         require(is_valid, one.name, repr(value), expected)
-        high = min(high, sys.float_info.max)
+        if isinstance(value, int):  # may be too large for a float
+            high = min(high, sys.float_info.max)
     if value == math.inf:
         expected = expected.replace("a number", "a finite number", 1)
-    require(low <= value <= high, one.name, value, expected)
+    require(low <= value <= high and value < math.inf, one.name, value, expected)
 
 
 def is_number(value: object) -> bool:
