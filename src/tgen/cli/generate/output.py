@@ -129,8 +129,7 @@ class Writer:
         self.last = generation
         self._store(generation)
         if not generation.complete:
-            n = generation.n_tokens
-            text = f"the text is incomplete after {n} token{'' if n == 1 else 's'}"
+            text = f"the text is incomplete after {count(generation.n_tokens, 'token')}"
             cut_off = generation.finish == "length"
             reason = "raise --max-new-tokens" if cut_off else "no token can follow"
             self._print_error(generation, f"{text}: {reason}")
