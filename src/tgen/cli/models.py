@@ -37,7 +37,13 @@ class ModelsOptions:
         argument=True,
         metavar="NAME",
     )
-    yes: bool = option(False, "Remove without asking.", "--yes -y", needs="action=rm")
+    yes: bool = option(
+        False,
+        "Remove without asking.",
+        "--yes -y",
+        needs="action=rm",
+        needs_hint="remove --yes, or run: tgen models rm NAME --yes",
+    )
     check: bool = option(
         False,
         "Compare the cached weights with their checksums, and remove damaged files.",

@@ -287,7 +287,8 @@ def _check(options: Any) -> None:
     """Check the values of a command's options, and which are combined; raise UsageError.
 
     A field's `excludes` are the options that cannot be given with it, and `needs` has those of
-    which it needs one: names of fields or, for a single value, NAME=VALUE. `hint` says what to do.
+    which it needs one: names of fields or, for a single value, NAME=VALUE. `hint` and `needs_hint`
+    say what to do.
     """
     check_ranges(options)
     given = _given(options)
@@ -300,7 +301,7 @@ def _check(options: Any) -> None:
         needs = details.get("needs", "").split()
         if needs and given.keys().isdisjoint(needs):
             others = [_shown(options, other) for other in needs]
-            hint = f"add {others[0]}, or remove {shown}"
+            hint = details.get("needs_hint", f"add {others[0]}, or remove {shown}")
             raise UsageError(f"{shown} needs {' or '.join(others)}", hint)
 
 

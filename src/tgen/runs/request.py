@@ -22,6 +22,7 @@ _NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # read from model files only
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
 _hardware = partial(option, panel="Hardware")
+_MANY_RANKS = "start many ranks with torchrun, or add --dry-run"
 _OF_BASE = "size family tokenizer vocab_size"  # fixed by the model to fine-tune
 
 
@@ -180,6 +181,7 @@ class RunRequest:
         low=1,
         high=1 << 20,
         needs="dry_run",
+        needs_hint=_MANY_RANKS,
     )
     device_memory: int | None = _hardware(  # bytes
         None,
@@ -187,6 +189,7 @@ class RunRequest:
         "--device-memory",
         metavar="SIZE",
         needs="dry_run",
+        needs_hint=_MANY_RANKS,
     )
     began: float | None = None  # start of the time budget by time.monotonic; None: now
 

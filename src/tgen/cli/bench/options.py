@@ -184,6 +184,7 @@ class BenchOptions:
         "powers of two from 16",
         panel=_MODES,
         needs="kv_cache",
+        needs_hint="set the lengths of tests with -p and -n",
     )
     train: bool = _mode(
         False,
