@@ -12,7 +12,7 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
-from tgen.planning.shapes import flops_per_token
+from tgen.planning.costs import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
 from tgen.training.calibrate import RandomRun
 

@@ -16,8 +16,7 @@ from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tgen.errors import ModelError
 from tgen.lora import adapter, merging
-from tgen.lora.adapter import new_shapes
-from tgen.lora.layout import Pair
+from tgen.lora.layout import Pair, adapter_layout, new_shapes
 from tgen.model.transformer import Transformer
 
 if find_spec("peft") is None:
@@ -104,7 +103,7 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
     model = make_model(family, vocab_size=tokenizer.vocab_size, **values)
     arrays = model.to_arrays()
     model_dir.save(folder / "base", model.config, tokenizer, arrays)
-    layout = adapter.adapter_layout(model.config)
+    layout = adapter_layout(model.config)
     sites = {part.pair: part for parts in layout.values() for part in parts}
     random = np.random.default_rng(1)
     pairs = {}

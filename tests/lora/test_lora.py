@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from support.models import make_model
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
 from tgen.lora import training
-from tgen.lora.adapter import adapter_layout, merge, new_shapes
-from tgen.lora.layout import Pair, parameter_shapes, sample_a
+from tgen.lora.adapter import merge
+from tgen.lora.layout import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
 from tgen.lora.training import FrozenLinear, LowRankLinear, Rows, frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum

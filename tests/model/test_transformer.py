@@ -17,7 +17,7 @@ from tgen.model import transformer
 from tgen.model.kv_cache import KVCache
 from tgen.model.rope import sinusoid
 from tgen.model.transformer import Transformer
-from tgen.planning.shapes import block_shapes, n_parameters, outer_shapes
+from tgen.planning.costs import block_shapes, n_parameters, outer_shapes
 
 
 def make_cache(model: Transformer, n_sequences: int = 1) -> KVCache:

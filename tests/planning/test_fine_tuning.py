@@ -9,11 +9,11 @@ import torch
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import UsageError
+from tgen.planning.costs import FrozenModel, matmul_params
 from tgen.planning.fine_tuning import learning_rate, max_epochs, rows_per_step
 from tgen.planning.memory import activation_bytes, check_memory, peak_bytes
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan, make_plan
-from tgen.planning.shapes import FrozenModel, matmul_params
 from tgen.training.optimizers import Muon, orthogonalize_parts
 from tgen.training.schedule import lr_factor, update_schedule
 from tgen.training.state import Progress

@@ -5,7 +5,7 @@ import pytest
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
-from tgen.planning.shapes import muon_flops, step_seconds
+from tgen.planning.costs import muon_flops, step_seconds
 from tgen.training.optimizers import Muon, make_optimizers
 
 

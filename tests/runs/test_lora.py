@@ -21,7 +21,7 @@ from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.lora import adapter, merging
 from tgen.model.transformer import Transformer
 from tgen.planning import budget
-from tgen.planning.shapes import n_parameters
+from tgen.planning.costs import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import fine_tuning, forgetting, prepare
 

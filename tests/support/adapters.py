@@ -6,15 +6,13 @@ import numpy as np
 
 from tgen.checkpoint import model_dir
 from tgen.lora import adapter, merging
-from tgen.lora.layout import Pair
+from tgen.lora.layout import Pair, adapter_layout
 
 
 def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path:
     """Save an adapter of rank 2 that changes every matrix, with a chat template of its own."""
     bundle = model_dir.load(base)
-    parts = {
-        part.pair: part for row in adapter.adapter_layout(bundle.config).values() for part in row
-    }
+    parts = {part.pair: part for row in adapter_layout(bundle.config).values() for part in row}
     random = np.random.default_rng(0)
     pairs = {
         name: Pair(

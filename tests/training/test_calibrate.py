@@ -9,7 +9,7 @@ import torch
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
-from tgen.planning.shapes import MeasuredStep
+from tgen.planning.costs import MeasuredStep
 from tgen.training import calibrate
 from tgen.training.calibrate import RandomRun
 from tgen.training.optimizers import Muon

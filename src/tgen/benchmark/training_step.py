@@ -22,8 +22,8 @@ from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.machine.device import choose_device, memory_bytes, set_threads
 from tgen.machine.memory import peak_memory_bytes
+from tgen.planning.costs import flops_per_token
 from tgen.planning.memory import check_memory
-from tgen.planning.shapes import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
 from tgen.training.calibrate import RandomRun
 

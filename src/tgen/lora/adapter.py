@@ -27,7 +27,7 @@ from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_ad
 from tgen.checkpoint.tensor_mapping import interleave_qkv, separate_qkv
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
-from tgen.lora.layout import Pair, Part, Shape, changes
+from tgen.lora.layout import Pair, Part, Shape, adapter_layout, changes, check_rank
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 
@@ -100,52 +100,6 @@ def find_adapter(name: str) -> Path:
         ) from None
     _check_is_adapter(path)
     return path
-
-
-def adapter_layout(config: ModelConfig) -> dict[str, list[Part]]:
-    """Return the parts of all matrices in the blocks that an adapter can change, by our names."""
-    layout: dict[str, list[Part]] = {}
-    for mapping in families.tensor_mappings(config):
-        if not mapping.ours[0].startswith("blocks.") or len(mapping.shapes[0]) != 2:
-            continue
-        end = 0
-        spans = []
-        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
-            n_out, n_in = shape[::-1] if mapping.transposed else shape
-            path = families.full_name(config, name).removesuffix(".weight")
-            spans.append((path, end, end + n_out, n_in))
-            end += n_out
-        start = 0
-        for ours, n_rows in zip(mapping.ours, mapping.rows, strict=True):
-            layout[ours] = [
-                Part(
-                    path,
-                    max(first, start) - start,
-                    min(last, start + n_rows) - max(first, start),
-                    max(first, start) - first,
-                    last - first,
-                    n_in,
-                )
-                for path, first, last, n_in in spans
-                if first < start + n_rows and start < last
-            ]
-            start += n_rows
-    return layout
-
-
-def new_shapes(config: ModelConfig, rank: int, alpha: float, targets: str) -> dict[str, Shape]:
-    """Return the shapes of a new adapter for `targets`: all, attention or feed_forward.
-
-    Raises ModelError if the rank is larger than a matrix.
-    """
-    shapes: dict[str, Shape] = {}
-    for name, parts in adapter_layout(config).items():
-        if targets != "all" and f".{targets}." not in name:
-            continue
-        for part in parts:
-            _check_rank(rank, part, f"--lora {rank}")
-            shapes[part.pair] = Shape(rank, alpha / rank)
-    return shapes
 
 
 def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapter:
@@ -425,18 +379,9 @@ def _ranks(
             if shape != right:
                 message = f"{name}.lora_{which} has shape {list(shape)} (expected {list(right)})"
                 raise _OtherShapeError(f"{file}: {message}", _OTHER_BASE_HINT)
-        _check_rank(int(rank), part, f"{file}: rank {rank:g}")
+        check_rank(int(rank), part, f"{file}: rank {rank:g}")
         ranks[name] = int(rank)
     return ranks
-
-
-def _check_rank(rank: int, part: Part, what: str) -> None:
-    limit = min(part.pair_rows, part.n_inputs)
-    if rank > limit:
-        raise ModelError(
-            f"{what} is larger than the matrix {part.pair} ({part.pair_rows} x {part.n_inputs})",
-            f"use a rank of at most {limit}",
-        )
 
 
 def _number(

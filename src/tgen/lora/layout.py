@@ -2,7 +2,8 @@
 
 An adapter has one pair A (r, in), B (out, r) per matrix of transformers' model. A matrix of ours
 may consist of several of theirs (queries, keys and values) or be a part of one (gate and up
-projection of phi3). A `Part` says which rows of a matrix of ours belong to which pair.
+projection of phi3). A `Part` says which rows of a matrix of ours belong to which pair, and
+`new_shapes` which matrices a new adapter changes.
 """
 
 import hashlib
@@ -11,6 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tgen.checkpoint.hf import families
+from tgen.config import ModelConfig
+from tgen.errors import ModelError
 
 Floats = NDArray[np.float32]
 
@@ -84,3 +89,59 @@ def parameter_shapes(layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, t
         for i, part in enumerate(parts):
             found[f"{path}.b.{i}"] = (part.n_rows, shapes[part.pair].rank)
     return found
+
+
+def adapter_layout(config: ModelConfig) -> dict[str, list[Part]]:
+    """Return the parts of all matrices in the blocks that an adapter can change, by our names."""
+    layout: dict[str, list[Part]] = {}
+    for mapping in families.tensor_mappings(config):
+        if not mapping.ours[0].startswith("blocks.") or len(mapping.shapes[0]) != 2:
+            continue
+        end = 0
+        spans = []
+        for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
+            n_out, n_in = shape[::-1] if mapping.transposed else shape
+            path = families.full_name(config, name).removesuffix(".weight")
+            spans.append((path, end, end + n_out, n_in))
+            end += n_out
+        start = 0
+        for ours, n_rows in zip(mapping.ours, mapping.rows, strict=True):
+            layout[ours] = [
+                Part(
+                    path,
+                    max(first, start) - start,
+                    min(last, start + n_rows) - max(first, start),
+                    max(first, start) - first,
+                    last - first,
+                    n_in,
+                )
+                for path, first, last, n_in in spans
+                if first < start + n_rows and start < last
+            ]
+            start += n_rows
+    return layout
+
+
+def new_shapes(config: ModelConfig, rank: int, alpha: float, targets: str) -> dict[str, Shape]:
+    """Return the shapes of a new adapter for `targets`: all, attention or feed_forward.
+
+    Raises ModelError if the rank is larger than a matrix.
+    """
+    shapes: dict[str, Shape] = {}
+    for name, parts in adapter_layout(config).items():
+        if targets != "all" and f".{targets}." not in name:
+            continue
+        for part in parts:
+            check_rank(rank, part, f"--lora {rank}")
+            shapes[part.pair] = Shape(rank, alpha / rank)
+    return shapes
+
+
+def check_rank(rank: int, part: Part, what: str) -> None:
+    """Raise ModelError if a rank is larger than the matrix of a pair; it begins with `what`."""
+    limit = min(part.pair_rows, part.n_inputs)
+    if rank > limit:
+        raise ModelError(
+            f"{what} is larger than the matrix {part.pair} ({part.pair_rows} x {part.n_inputs})",
+            f"use a rank of at most {limit}",
+        )

@@ -15,7 +15,7 @@ from tgen.checkpoint.model_dir import ModelBundle, changed_error, stamp_files, s
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, is_adapter
 from tgen.config import ModelConfig
 from tgen.lora import adapter as adapters
-from tgen.lora.layout import Pair, changes
+from tgen.lora.layout import Pair, adapter_layout, changes
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ def merge_error(bundle: ModelBundle, dtype: Dtype) -> float:
     the changes: the root of the ratio of the sums of squares."""
     assert bundle.adapter is not None
     pairs = adapters.read(bundle.adapter, bundle.config).pairs
-    layout = adapters.adapter_layout(bundle.config)
+    layout = adapter_layout(bundle.config)
     errors = total = 0.0
     for name, start, change in changes(layout, pairs):
         exact = to_float32(bundle.arrays[name][start : start + len(change)])

@@ -3,10 +3,10 @@
 from functools import partial
 
 from tgen.config.training import ResolvedTrainConfig
+from tgen.planning.costs import step_seconds
 from tgen.planning.fine_tuning import WINDOW, rows_per_step
 from tgen.planning.memory import USABLE, rank_memory
 from tgen.planning.model_size import PlanInputs, PlannedRun
-from tgen.planning.shapes import step_seconds
 
 _MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
 _MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little

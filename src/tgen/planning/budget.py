@@ -1,4 +1,4 @@
-"""Choices within the time budget: tokenizer, steps, and the work besides steps.
+"""Choices within the time budget: steps and the work besides steps.
 
 In fine-tuning, samples, evaluations and the general text each have 5% of the minutes: a large model
 writes less.
@@ -15,14 +15,12 @@ from tgen.planning.batch_size import (
     row_tokens,
     seconds_of_step,
 )
+from tgen.planning.costs import matmul_params
 from tgen.planning.fine_tuning import max_epochs
 from tgen.planning.model_size import EXPLICIT, PlannedRun, tokens_per_second
-from tgen.planning.shapes import matmul_params
-from tgen.reports.number_format import count, format_number
+from tgen.reports.number_format import format_number
 
 _MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
-_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
-_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
 SHARE = 0.05  # of the minutes, for each kind of work beside the steps
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
 TEXTS_WITH_STEPS = 64  # however fast the machine is
@@ -52,21 +50,6 @@ def can_start_from_bigrams(config: ModelConfig) -> bool:
         and config.embedding_scale == config.logits_divisor == 1
         and config.vocab_size <= _MAX_VOCAB_SIZE
     )
-
-
-def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
-    """Return `char` or `bpe`, the vocabulary size and the reason.
-
-    `n_bytes` is the size of the corpus, `alphabet` the number of distinct characters.
-    """
-    if n_bytes < _MIN_BPE_BYTES:
-        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB, too few words repeat"
-    doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 2) + 1)
-    letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
-    vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
-    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
-    why = f"{size} of text, {count(alphabet, 'distinct character')}"
-    return "bpe", round(vocab_size), why
 
 
 class SideWork(NamedTuple):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.planning.budget import SHARE, TEXT_TOKENS, Budget, can_start_from_bigrams
+from tgen.planning.costs import n_parameters
 from tgen.planning.fine_tuning import (
     PATIENCE,
     WEIGHT_DECAY,
@@ -18,7 +19,6 @@ from tgen.planning.fine_tuning import (
 )
 from tgen.planning.memory import peak_bytes
 from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun
-from tgen.planning.shapes import n_parameters
 from tgen.reports.number_format import count, format_bytes, format_number
 from tgen.reports.training import Choice
 

@@ -14,7 +14,7 @@ from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
 from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
-from tgen.planning.shapes import (
+from tgen.planning.costs import (
     FrozenModel,
     TensorShape,
     block_matrices,

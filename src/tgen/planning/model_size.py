@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
+from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params
 from tgen.planning.fine_tuning import WINDOW
-from tgen.planning.shapes import FrozenModel, MeasuredStep, matmul_params
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,

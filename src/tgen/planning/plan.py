@@ -14,6 +14,7 @@ from tgen.planning.budget import (
     choose_budget,
     closing_seconds,
 )
+from tgen.planning.costs import matmul_params
 from tgen.planning.fine_tuning import choose_optimizer
 from tgen.planning.hyperparameters import choose_hyperparameters, choose_precision
 from tgen.planning.memory import check_memory
@@ -24,7 +25,6 @@ from tgen.planning.model_size import (
     keep_model,
     tokens_per_second,
 )
-from tgen.planning.shapes import matmul_params
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice
 

@@ -5,10 +5,10 @@ from typing import Any
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.planning.budget import n_steps
+from tgen.planning.costs import block_matrices, flops_per_token, n_elements, n_parameters
 from tgen.planning.memory import choose_parallel, rank_memory
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan
-from tgen.planning.shapes import block_matrices, flops_per_token, n_elements, n_parameters
 from tgen.reports.training import ScalingReport
 
 # torchtitan (Liang et al. 2024), Llama 3.1 8B with FSDP2 on H100s with 400 Gb/s of network each:

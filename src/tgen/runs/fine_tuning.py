@@ -22,8 +22,8 @@ from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import merging
-from tgen.lora.layout import Pair
-from tgen.planning.shapes import FrozenModel
+from tgen.lora.layout import Pair, new_shapes
+from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import AdapterRecord
@@ -107,9 +107,7 @@ def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainCo
         config = replace(config, lora_alpha=first.scale * first.rank)
     else:
         assert config.lora is not None
-        shapes = adapters.new_shapes(
-            bundle.config, config.lora, config.lora_alpha, config.lora_targets
-        )
+        shapes = new_shapes(bundle.config, config.lora, config.lora_alpha, config.lora_targets)
     record = AdapterRecord(
         base=name,
         base_path=str(bundle.path.resolve()),

@@ -6,9 +6,9 @@ from tgen import distributed
 from tgen.config.training import Parallel
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
+from tgen.planning.costs import FrozenModel
 from tgen.planning.memory import choose_parallel
 from tgen.planning.plan import Plan
-from tgen.planning.shapes import FrozenModel
 from tgen.version import __version__
 
 

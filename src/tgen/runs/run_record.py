@@ -14,10 +14,9 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
-from tgen.lora.adapter import adapter_layout
-from tgen.lora.layout import NewAdapter, Pair, Shape, parameter_shapes
+from tgen.lora.layout import NewAdapter, Pair, Shape, adapter_layout, parameter_shapes
+from tgen.planning.costs import FrozenModel
 from tgen.planning.plan import Plan
-from tgen.planning.shapes import FrozenModel
 from tgen.reports.training import Choice
 
 

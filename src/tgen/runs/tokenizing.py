@@ -13,7 +13,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
-from tgen.planning.budget import choose_tokenizer
+from tgen.planning.tokenizer_choice import choose_tokenizer
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest

@@ -18,7 +18,7 @@ from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve import metrics
 from tgen.serve.access import Access
-from tgen.serve.answer import Answer
+from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import HttpError, bad_request, internal_error, model_not_found, to_http
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare

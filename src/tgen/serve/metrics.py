@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
-from tgen.serve.answer import Answer
+from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tgen.serve.answer import Answer
+from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import HttpError, internal_error
 from tgen.serve.metrics import Metrics

@@ -19,7 +19,7 @@ from tgen.corpus import TokenDataset
 from tgen.machine.memory import retain_freed_memory
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
-from tgen.planning.shapes import MeasuredStep
+from tgen.planning.costs import MeasuredStep
 from tgen.training.evaluation import DeviceBatch, loss_sum
 from tgen.training.loop import train
 from tgen.training.optimizers import Muon
