@@ -26,7 +26,12 @@ from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
+from tgen.checkpoint.stored_models import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    ADAPTER_WEIGHTS,
+    is_adapter,
+)
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
 from tgen.machine.memory import check_ram
@@ -235,6 +240,21 @@ def files_of_a_model(path: Path) -> list[str]:
         for file in sorted(path.iterdir())
         if (file.name in _KNOWN_FILES or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
     ]
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a directory has a whole model or adapter: its configuration, which names a
+    type, and weights. Other programs have a config.json, too."""
+    if is_adapter(path):
+        return (path / ADAPTER_WEIGHTS).is_file()
+    names = files_of_a_model(path) if path.is_dir() else []
+    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    if not has_weights or "config.json" not in names:
+        return False
+    try:
+        return isinstance(hf_config.read_json_object(path / "config.json").get("model_type"), str)
+    except TgenError:
+        return False
 
 
 def belongs_to_a_model(path: Path) -> bool:

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint.model_dir import is_whole
 from tgen.checkpoint.model_lookup import find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config.training import Parallel
@@ -126,10 +127,8 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
     if not out.exists() and (problem := output_problem(out)):
         raise UsageError(f"--out {out}: {problem}", "choose another directory")
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    has_model = bool({"config.json", "adapter_config.json"} & names)
-    has_run = saved_state.has_run(out)
-    if not names or (names == {"training"} and not has_run):
+    has_model, has_run = out.exists() and is_whole(out), saved_state.has_run(out)
+    if not has_model and not has_run and _has_only_a_start(out):
         return
     if not has_model and not has_run:
         raise UsageError(
@@ -140,6 +139,14 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
             f"{out} already contains a {'model' if has_model else 'run'}",
             "add --resume to continue it, --overwrite to replace it, or choose another --out",
         )
+
+
+def _has_only_a_start(out: Path) -> bool:
+    """Return whether `out` has at most what a start leaves that was interrupted before its run."""
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if names == {"training"}:
+        names = {path.name for path in saved_state.folder(out).iterdir()} - {"LOCK"}
+    return all(name.startswith(files.TEMPORARY) for name in names)
 
 
 def check_run_exists(out: Path) -> None:

@@ -4,9 +4,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tgen.checkpoint.model_dir import files_of_a_model
+from tgen.checkpoint.model_dir import files_of_a_model, is_whole
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG
 from tgen.errors import UsageError
 from tgen.runs import saved_state
 from tgen.runs.output_folder import lock_existing
@@ -23,7 +23,7 @@ def check_removable(path: Path) -> None:
     if path.is_file():
         is_model = path.suffix == ".gguf"
     else:
-        is_model = _has_model(path) or _has_adapter(path) or saved_state.has_run(path)
+        is_model = is_whole(path) or saved_state.has_run(path)
     if not is_model:
         raise UsageError(
             f"{path} is not a model",
@@ -59,11 +59,3 @@ def remove_model(path: Path) -> list[str]:
     return others
 
 
-def _has_model(path: Path) -> bool:
-    names = files_of_a_model(path) if path.is_dir() else []
-    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
-    return "config.json" in names and has_weights
-
-
-def _has_adapter(path: Path) -> bool:
-    return is_adapter(path) and (path / ADAPTER_WEIGHTS).is_file()

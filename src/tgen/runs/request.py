@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, ModelConfig, Size
@@ -18,7 +18,6 @@ from tgen.config.training import Parallel, TrainConfig
 from tgen.errors import UsageError
 
 _HAVE_OPTIONS = {"family", "vocab_size", "minutes", "steps", "val_fraction", "seed", "compile"}
-_NOT_SET = _HAVE_OPTIONS | {"rope_scaling"}  # read from model files only
 _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
 _hardware = partial(option, panel="Hardware")
@@ -31,8 +30,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
     The user sets the batch size of one rank; the field is that of all ranks.
     """
-    model_types = {f.name: f.type for f in fields(ModelConfig) if f.name not in _NOT_SET}
-    train_types = {f.name: f.type for f in fields(TrainConfig) if f.name not in _NOT_SET}
+    model_types, train_types = _settable(ModelConfig), _settable(TrainConfig)
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
     for name, text in overrides.items():
@@ -52,11 +50,21 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return model, train
 
 
-def _parse(name: str, text: str, field_type: Any) -> Any:
+def _settable(config: type) -> dict[str, Any]:
+    """Return the types of fields that are one bool, number or word, without None; others are only
+    read from model files."""
+    kinds: dict[str, Any] = {}
+    for one in fields(config):
+        kind: Any = one.type
+        if NoneType in get_args(kind):
+            kind, _ = get_args(kind)
+        if one.name not in _HAVE_OPTIONS and (kind in (bool, int, float) or get_origin(kind) is Literal):
+            kinds[one.name] = kind
+    return kinds
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
     """Parse text as a bool, a number or one of a Literal's values."""
-    kind = field_type
-    if NoneType in get_args(kind):
-        kind, _ = get_args(kind)
     choices = get_args(kind)  # of a Literal
     try:
         if kind is bool:
