@@ -75,3 +75,9 @@ def test_error_of_a_width_names_the_width(d_model, message):
     with pytest.raises(UsageError) as error:
         ModelConfig.of("qwen3", **SIZES["tiny"] | {"d_model": d_model}, vocab_size=300)
     assert error.value.message == message
+
+
+@pytest.mark.parametrize("name", ["sliding_layers", "rope_layers", "rope_scaling"])
+def test_fields_of_model_files_cannot_be_set(name):
+    with pytest.raises(UsageError, match=f"--set {name}: this field comes from model files only"):
+        parse_overrides({name: "1"})

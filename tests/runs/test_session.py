@@ -146,6 +146,13 @@ def test_locked_run_refuses_writers_but_not_readers(finished):
         model_dir.load(finished)
 
 
+FOREIGN = {  # directories of other programs, with names that runs and models use, too
+    "logs": {"training/log.jsonl": "mine", "training/tensorboard/events": "mine"},
+    "service": {"config.json": '{"port": 80}', "vocab.json": "{}", "merges.txt": "mine"},
+    "weights": {"config.json": '{"port": 80}', "model.safetensors": "mine"},
+}
+
+
 def test_existing_files_are_not_overwritten(finished, tmp_path):
     before = contents(finished)
     with pytest.raises(UsageError, match="already contains a model"):
@@ -154,6 +161,13 @@ def test_existing_files_are_not_overwritten(finished, tmp_path):
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="contains other files"):
         next(runs.start(request(tmp_path, "other", overwrite=True)))
+    for name, files in FOREIGN.items():
+        for file, content in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(content)
+        with pytest.raises(UsageError, match="contains other files"):
+            next(runs.start(request(tmp_path, name, overwrite=True)))
+        assert {file: (tmp_path / name / file).read_text() for file in files} == files
     assert contents(finished) == before
     (finished / "notes.txt").write_text("mine")
     list(runs.start(request(tmp_path, overwrite=True, train=TrainConfig(steps=14, seed=1))))

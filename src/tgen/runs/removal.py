@@ -57,5 +57,3 @@ def remove_model(path: Path) -> list[str]:
         for name in sorted(own, key=lambda name: name not in main):  # then it is no model
             files.remove(path / name)
     return others
-
-

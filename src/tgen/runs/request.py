@@ -41,6 +41,10 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         elif name in _HAVE_OPTIONS:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"--set {name}: this field has its own option", f"use {option}")
+        elif name in {f.name for f in (*fields(ModelConfig), *fields(TrainConfig))}:
+            raise UsageError(
+                f"--set {name}: this field comes from model files only", "leave it out"
+            )
         else:
             known = sorted(model_types | train_types)
             hint = suggest(name, known) or f"choose one of {', '.join(known)}"
@@ -58,7 +62,9 @@ def _settable(config: type) -> dict[str, Any]:
         kind: Any = one.type
         if NoneType in get_args(kind):
             kind, _ = get_args(kind)
-        if one.name not in _HAVE_OPTIONS and (kind in (bool, int, float) or get_origin(kind) is Literal):
+        if one.name not in _HAVE_OPTIONS and (
+            kind in (bool, int, float) or get_origin(kind) is Literal
+        ):
             kinds[one.name] = kind
     return kinds
 
@@ -149,6 +155,8 @@ class RunRequest:
         "Maximum vocabulary size, in tokens.",
         "--vocab-size",
         shown_default="char: all characters; bpe: chosen by the plan",
+        low=1,
+        high=1_000_000,  # the tokenizers library allocates a table of this size
     )
     chat: bool = _data(
         False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"
