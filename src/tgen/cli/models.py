@@ -145,16 +145,17 @@ def models(options: ModelsOptions) -> None:
     """List the models that --model finds by name, or remove some.
 
     The list has the models in ./models and the data directory, the shipped model, and those in the
-    caches of transformers, LM Studio, llama.cpp and Ollama: family, parameters, data type, context
-    length in tokens, size on disk with the training state, and when the weights were written.
+    caches of transformers, LM Studio, llama.cpp and Ollama. It shows their family, parameters, data
+    type, context length in tokens, size on disk with the training state, and when the weights were
+    written.
 
     rm removes a model's directory with its training state, or its GGUF file. It asks first. It does
-    not remove directories that are not models, links, models of other programs, or runs in
-    progress. Files in the directory that do not belong to a model stay.
+    not remove links, models of other programs, runs in progress, or directories that are not
+    models. Files in the directory that do not belong to a model stay.
 
-    The weights that the CPU kernels use are cached in the layout of the kernels. --clear-cache
-    removes these files. --check compares them with their checksums, which opening a model does not
-    do. If it finds damaged files, it removes them and exits with status 1.
+    The weights that the CPU kernels use are cached in files, in the layout of the kernels.
+    --clear-cache removes these files. --check compares them with their checksums, which opening a
+    model does not do. If it finds damaged files, it removes them and exits with status 1.
     """
     from tgen.cli.models_output import print_json, print_table
 

@@ -33,7 +33,7 @@ class ScoreOptions:
     )
     model: str | None = model_option()
     compare: str | None = model_option(
-        help_text="Second model to score the same texts with, for the difference.",
+        help_text="Second model to score the same texts with; the difference is reported.",
         flags="--compare",
         shown_default="",
         excludes="per_token",
@@ -65,14 +65,14 @@ def score(options: ScoreOptions) -> None:
     """Measure how well a model predicts texts: bits per byte and perplexity.
 
     Bits per byte can be compared across models, perplexities only across models with the same
-    tokenizer. A document is a file, a part of it that <|endoftext|> separates, or a row of a .jsonl
-    file. In prompt/completion rows, only completions are scored; in messages rows, only the
+    tokenizer. A document is a file, a part of a file delimited by <|endoftext|>, or a row of a
+    .jsonl file. In prompt/completion rows, only completions are scored; in messages rows, only the
     assistant's messages. Documents are scored separately, each after the model's beginning-of-text
     or end-of-text token. The model's chat template renders messages.
 
     The standard error treats documents as independent samples or, if there are fewer than 10,
     blocks of their text that are at least as long as the context. With --compare, p is the
-    probability that equally good models differ at least as much (paired permutation test).
+    probability that equally good models differ at least this much (paired permutation test).
 
     docs/formats.md lists the JSON fields.
     """

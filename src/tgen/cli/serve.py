@@ -54,7 +54,7 @@ class ServeOptions:
     max_body: str = _limit("1MB", "Maximum size of a request.", "--max-body", metavar="SIZE")
     request_timeout: float = _limit(
         600.0,
-        "Seconds until a request's last token, including its time in the queue.",
+        "Maximum time of a request in seconds, including its time in the queue.",
         "--request-timeout",
         low=0.001,
         high=86_400,
@@ -97,12 +97,12 @@ def serve(options: ServeOptions) -> None:
     """Serve a model with OpenAI's HTTP API.
 
     Paths: /v1/models, /v1/completions, /v1/chat/completions, /health, and /metrics for Prometheus.
-    Requests are generated together, and a text depends only on its own seed. Sampling defaults are
-    those of tgen generate.
+    The texts of all requests are generated together; each depends only on its own request and seed.
+    Sampling defaults are those of tgen generate.
 
-    SIGTERM or Ctrl-C ends the server: running texts are finished within --drain-timeout, new
-    requests get status 503. A second signal ends it at once. docs/serve.md lists the fields of a
-    request and has examples.
+    SIGTERM or Ctrl-C ends the server: running texts may finish within --drain-timeout; waiting and
+    new requests get status 503. A second signal ends it at once. docs/serve.md lists the fields of
+    a request and has examples.
     """
     try:
         from tgen.serve import server

@@ -56,7 +56,7 @@ def tokenize(options: TokenizeOptions) -> None:
 
     Each line has a token's number, its id, the offset of its first byte in the text, and its text;
     on a terminal with colors, the colored text precedes them. Special tokens spelled out in a text
-    are text. A token that a model puts before each prompt is not shown.
+    are treated as text. A token that a model puts before each prompt is not shown.
 
     --ids and --decode are inverse to each other, byte for byte, unless the tokenizer normalizes
     texts.

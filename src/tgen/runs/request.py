@@ -122,7 +122,7 @@ class RunRequest:
     )
     adapter: Path | None = option(
         None,
-        "LoRA adapter to continue (path or name), on --from or its own base model.",
+        "LoRA adapter to continue training (path or name), on --from or its own base model.",
         "--adapter",
         metavar="DIR",
         excludes=_OF_BASE,
@@ -186,7 +186,7 @@ class RunRequest:
     )
     parallel: Parallel | None = _hardware(
         None,
-        "Part of the model in each process that torchrun started: all (ddp) or a shard (fsdp).",
+        "Storage per torchrun process: the whole model (ddp) or a shard of it (fsdp).",
         "--parallel",
         shown_default="ddp if each process has enough memory",
     )
