@@ -60,7 +60,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.checkpoint.hf import generation_config
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.chat import message
+    from tgen.cli.generate.chat import chat_loop, message, repl, require_terminal
     from tgen.cli.generate.distributed import load_shared
     from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_paths
@@ -80,8 +80,6 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
         check_cache_file(options.save_cache)
     if options.interactive:
-        from tgen.cli.generate.chat import require_terminal
-
         require_terminal()
     lines = None if options.input_file is None else LineReader(options.input_file)
     no_prompt = lines or (options.interactive and options.prompt is None)
@@ -99,8 +97,6 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
     decoding = Decoding(kv_cache=not options.no_kv_cache, draft=options.draft)
     if options.interactive:
-        from tgen.cli.generate.chat import chat_loop, repl
-
         talk = repl if messages is None else partial(chat_loop, messages=messages)
         talk(model, sampling, prompt or b"", decoding)
         return False
