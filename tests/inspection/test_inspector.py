@@ -11,7 +11,6 @@ from tgen.checkpoint import model_dir
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, UsageError
 from tgen.inspection import attention as attention_module
-from tgen.inspection import positions
 from tgen.inspection.attention import (
     AttentionRecorder,
     attention_rollout,
@@ -21,7 +20,7 @@ from tgen.inspection.hooks import token_batch
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
-from tgen.inspection.positions import position_encoding
+from tgen.inspection.position_encoding import position_encoding
 from tgen.inspection.predictions import logit_lens, predict_next, score_text
 from tgen.machine import memory
 from tgen.model.transformer import Transformer
@@ -236,7 +235,7 @@ def test_summary_counts_all_parameters(model_directory):
 
 
 def test_positions_of_a_long_context_are_limited(monkeypatch):
-    monkeypatch.setattr(positions, "_MAX_POSITIONS", 8)
+    monkeypatch.setattr("tgen.inspection.position_encoding._MAX_POSITIONS", 8)
     for family in ("classic", "gpt2", "llama"):
         for report in position_encoding(make_model(family)):
             assert len(report.rows) == len(report.values) == 8

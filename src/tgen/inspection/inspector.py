@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from tgen.checkpoint.model_dir import ModelBundle
-from tgen.config.ranges import parse_indices
+from tgen.config.index_ranges import parse_indices
 from tgen.errors import UsageError
 from tgen.inspection.attention import (
     AttentionRecorder,
@@ -22,7 +22,7 @@ from tgen.inspection.heads import AblationKind, ablate_heads, measure_heads
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
-from tgen.inspection.positions import position_encoding
+from tgen.inspection.position_encoding import position_encoding
 from tgen.inspection.predictions import logit_lens, predict_next, score_text
 from tgen.inspection.verify import basic_checks, verify
 from tgen.machine.device import choose_device, set_threads

@@ -15,8 +15,8 @@ from tgen.cli.options import (
 )
 from tgen.config import CacheDtype, Device, EngineOptions, StoredAs
 from tgen.config.engine import device_option
+from tgen.config.index_ranges import parse_sizes
 from tgen.config.option import MAX_THREADS, option
-from tgen.config.ranges import parse_sizes
 from tgen.errors import UsageError
 
 Output = Literal["table", "md", "csv", "json", "jsonl"]

@@ -13,7 +13,7 @@ from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions, View
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.rich_console import out
-from tgen.config.ranges import parse_indices, parse_slice
+from tgen.config.index_ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map
 from tgen.drawing.heat_map_terminal import draw_heat_map

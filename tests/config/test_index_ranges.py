@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgen.config.ranges import parse_indices, parse_slice
+from tgen.config.index_ranges import parse_indices, parse_slice
 from tgen.errors import UsageError
 
 
