@@ -148,6 +148,7 @@ def test_locked_run_refuses_writers_but_not_readers(finished):
 
 FOREIGN = {  # directories of other programs, with names that runs and models use, too
     "logs": {"training/log.jsonl": "mine", "training/tensorboard/events": "mine"},
+    "killed": {"training/tokenizer.json": "mine", "training/notes.txt": "mine"},
     "service": {"config.json": '{"port": 80}', "vocab.json": "{}", "merges.txt": "mine"},
     "weights": {"config.json": '{"port": 80}', "model.safetensors": "mine"},
 }

@@ -142,11 +142,18 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
 
 
 def _has_only_a_start(out: Path) -> bool:
-    """Return whether `out` has at most what a start leaves that was interrupted before its run."""
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if names == {"training"}:
-        names = {path.name for path in saved_state.folder(out).iterdir()} - {"LOCK"}
-    return all(name.startswith(files.TEMPORARY) for name in names)
+    """Return whether `out` has at most what a start leaves that was killed before run.json: the
+    lock and, only beside it, files of a run. Other programs have a `training` directory, too."""
+    folder = saved_state.folder(out)
+    inside = _names(folder)
+    is_started = "LOCK" in inside and all(map(saved_state.is_of_a_start, inside - {"LOCK"}))
+    return _names(out) <= {folder.name} and (not inside or is_started)
+
+
+def _names(directory: Path) -> set[str]:
+    """The names in a directory, without temporary ones; none if it does not exist."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return {path.name for path in paths if not path.name.startswith(files.TEMPORARY)}
 
 
 def check_run_exists(out: Path) -> None:

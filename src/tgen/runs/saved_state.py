@@ -289,6 +289,12 @@ def drop_states_after(out: Path, step: int) -> None:
             files.remove(path)
 
 
+def is_of_a_start(name: str) -> bool:
+    """Return whether `create_run` writes a file or directory of this name before run.json."""
+    is_own = name in ("tokenizer.json", _GENERAL_FILE)
+    return is_own or bool(_STATE_NAME.fullmatch(name) or _TOKENS_NAME.fullmatch(name))
+
+
 def remove_run(out: Path) -> None:
     """Remove the files of a run, run.json first, and nothing else."""
     for name in ("run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, "tensorboard"):
