@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
-from tgen.checkpoint.model_dir import is_whole
 from tgen.checkpoint.model_lookup import find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config.training import Parallel
@@ -123,6 +122,8 @@ def _sources(request: RunRequest) -> Iterator[Path]:
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
+    from tgen.checkpoint.model_dir import is_whole  # slow: --help needs no tokenizers
+
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
     if not out.exists() and (problem := output_problem(out)):
