@@ -1,4 +1,4 @@
-"""How tensors of a file contain tgen's, both stacked along the first axis: in both directions.
+"""Conversion between tensors of a file and tgen's, both stacked along the first axis.
 
 `hf.families` has the names and shapes of transformers, `gguf.tensor_names` those of llama.cpp.
 """

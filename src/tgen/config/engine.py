@@ -1,4 +1,4 @@
-"""How a model is computed: the options of every command that opens one."""
+"""Options for computing a model, shared by every command that opens one."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Which tokenizer a corpus gets, and how many tokens it has."""
+"""The choice of a corpus' tokenizer and its vocabulary size."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning run starts from: a base model and, with LoRA, an adapter on it.
+"""The start of a fine-tuning run: a base model and, with LoRA, an adapter on it.
 
 The states of a LoRA run have the adapter alone, so a resumed run finds the base again, by its path
 or its name, and checks its digest.

@@ -1,4 +1,4 @@
-"""What fine-tuning forgets: the loss on a general text before and after.
+"""Forgetting by fine-tuning: the loss on a general text before and after.
 
 Without a text of the user's, the base model writes one, since its own text is what it knows best.
 The plan has the number of its texts.

@@ -129,9 +129,9 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     if not out.exists() and (problem := output_problem(out)):
         raise UsageError(f"--out {out}: {problem}", "choose another directory")
     has_model, has_run = out.exists() and is_whole(out), saved_state.has_run(out)
-    if not has_model and not has_run and _has_only_a_start(out):
-        return
     if not has_model and not has_run:
+        if _has_only_a_start(out):
+            return
         raise UsageError(
             f"--out {out} contains other files", "choose a directory that does not exist yet"
         )

@@ -1,4 +1,4 @@
-"""Who may use the server."""
+"""Access to the server: its key, and the hosts that requests may name."""
 
 import hashlib
 import hmac

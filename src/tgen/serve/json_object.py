@@ -1,6 +1,6 @@
 """JSON objects from outside, as pydantic models: a field is one line.
 
-Types are strict: a string is no number, and a boolean neither.
+Types are strict: strings and booleans are not accepted as numbers.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""From the JSON body of a request to the engine's requests.
+"""Conversion of a request's JSON body into the engine's requests.
 
-The body is parsed and every field checked; then come template, tokens, limits and grammar. All this
-runs in worker threads: a long text, a slow template or a large schema delays nobody's tokens.
+The event loop parses the body and checks its fields (`parse`). Worker threads apply the template,
+tokenize, and check limits and grammar (`prepare`), so that these do not delay other texts.
 """
 
 import json

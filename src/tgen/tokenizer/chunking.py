@@ -1,5 +1,4 @@
-"""Where a long text may be cut into chunks without changing its tokens, so that memory use is
-bounded.
+"""Cuts of a long text into chunks with the same tokens, so that memory use is bounded.
 
 A cut must not be inside a word. If the whole text may be one word, the vocabulary may prove that no
 token has a visible character after a line break.
