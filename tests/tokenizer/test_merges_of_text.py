@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
+from tgen.errors import TokenizerError
 from tgen.tokenizer import Tokenizer, merges_of_text, train_bpe
 from tgen.tokenizer.byte_alphabet import SPACE
 
@@ -54,7 +55,8 @@ def test_short_texts_have_the_ids_of_the_whole_tokenizer(fields, monkeypatch):
         assert short.encode_with_special(text) == whole.encode_with_special(text)
     for data in (b"", b"\xff", b"the \xff dogs", b"a\xff" * 100):
         assert short.encode(data) == whole.encode(data)
-    names = [whole._backends_for("").plain.at_start.id_to_token(i) for i in range(whole.vocab_size)]
+    backend = whole._make_all().plain.at_start
+    names = [backend.id_to_token(i) for i in range(whole.vocab_size)]
     assert [short.id_to_token(i) for i in range(whole.vocab_size)] == names
 
 
@@ -67,3 +69,28 @@ def test_long_and_many_texts_are_encoded_with_all_merges(fields, n_short):
         assert (short._all is not None) == (i >= merges_of_text._MAX_TEXTS)
     assert short.encode(b"the dogs. " * 200) == whole.encode(b"the dogs. " * 200)
     assert short._all is not None
+
+
+@pytest.mark.parametrize("as_strings", [False, True])
+def test_short_texts_of_a_file_have_the_ids_of_the_whole_tokenizer(fields, as_strings):
+    content, _ = gguf_tokenizer.to_json(fields)
+    if as_strings:
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    short, whole = Tokenizer(content), Tokenizer(content)
+    whole._make_all()
+    for text in ("the dogs", f"a{END}b{MARK}", "", "é 12", "x" * 3000):
+        assert short.encode(text.encode()) == whole.encode(text.encode())
+        assert short.encode_with_special(text) == whole.encode_with_special(text)
+    assert short._all is not None
+
+
+@pytest.mark.parametrize("fault", ["merge", "added"])
+def test_faults_of_a_file_are_found_at_once(fields, fault):
+    content, _ = gguf_tokenizer.to_json(fields)
+    vocab = content["model"]["vocab"]
+    if fault == "merge":
+        content["model"]["merges"] = [["the", "Ġdogs"], ["theĠ", "dogs"]]
+    else:
+        vocab[END], vocab[MARK] = vocab[MARK], vocab[END]
+    with pytest.raises(TokenizerError):
+        Tokenizer(content)

@@ -1,7 +1,8 @@
 """The tokenizers library, built from a checked TokenizerSpec."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
@@ -13,7 +14,14 @@ from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS
 from tgen.tokenizer.spec import TokenizerSpec
 
-__all__ = ["Backend", "BackendPair", "Backends", "make_backends", "make_normalizer"]
+__all__ = [
+    "Backend",
+    "BackendPair",
+    "Backends",
+    "is_consistent",
+    "make_backends",
+    "make_normalizer",
+]
 
 _NORMALIZERS = {
     "NFC": normalizers.NFC,
@@ -68,6 +76,23 @@ def make_backends(spec: TokenizerSpec, merges: list[tuple[str, str]]) -> Backend
                 f"the added token {token.content!r} has id {token.id} (expected {next_id})"
             )
     return Backends(plain, with_special)
+
+
+def is_consistent(spec: TokenizerSpec, merges: Sequence[Sequence[str]]) -> bool:
+    """Return whether `make_backends` would find no fault in merges and added tokens. A vocabulary
+    with gaps is left to it."""
+    vocab = spec.vocab
+    next_id = len(vocab)
+    for token in spec.added_tokens:
+        if token.id != vocab.get(token.content, next_id):
+            return False
+        next_id = max(next_id, token.id + 1)
+    try:
+        "".join([*vocab, *(token.content for token in spec.added_tokens)]).encode()
+    except UnicodeEncodeError:  # unpaired surrogates
+        return False
+    has_gaps = max(vocab.values()) >= len(vocab)
+    return not has_gaps and all(map(vocab.__contains__, chain.from_iterable(merges)))
 
 
 def make_normalizer(spec: TokenizerSpec) -> Callable[[str], str] | None:

@@ -161,7 +161,7 @@ def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     return vocab
 
 
-def parse_merges(file: dict[str, Any], vocab: Collection[str]) -> list[tuple[str, str]]:
+def parse_merges(file: dict[str, Any], vocab: Collection[str]) -> list[Sequence[str]]:
     """Return pairs, which older files store as one string. The library checks their tokens.
 
     Raises TokenizerError for other items, and for results that the vocabulary lacks.
@@ -173,14 +173,13 @@ def parse_merges(file: dict[str, Any], vocab: Collection[str]) -> list[tuple[str
     if str in kinds:
         named = (m for m in merges if type(m) is not str or not m.startswith("#version"))
         merges = [merge.split(" ") if type(merge) is str else merge for merge in named]
-    pairs = list(map(tuple, merges))
-    if not set(map(len, pairs)) <= {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
+    if not set(map(len, merges)) <= {2} or set(map(type, chain.from_iterable(merges))) - {str}:
         raise damaged_error("merges that are not pairs")
     # The library panics if the result is longer than all tokens.
-    if not all(map(vocab.__contains__, map("".join, pairs))):
-        left, right = next(pair for pair in pairs if "".join(pair) not in vocab)
+    if not all(map(vocab.__contains__, map("".join, merges))):
+        left, right = next(pair for pair in merges if "".join(pair) not in vocab)
         raise damaged_error(f"a merge out of vocabulary: {shorten(left)} {shorten(right)}")
-    return pairs
+    return merges
 
 
 def _parse_added(listed: Any) -> list[AddedToken]:

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from tgen.errors import CorpusError, UsageError
 from tgen.tokenizer.allowlist import parse_json
-from tgen.tokenizer.backend import Backend, BackendPair, Backends, make_backends, make_normalizer
+from tgen.tokenizer.backend import (
+    Backend,
+    BackendPair,
+    Backends,
+    is_consistent,
+    make_backends,
+    make_normalizer,
+)
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.merges_of_text import MergesOfText
@@ -65,8 +72,13 @@ class Tokenizer:
         self.spec = spec = parse_spec(parsed)
         self._merges_of_text = merges_of_text
         self._all: Backends | None = None
+        self._merges: list[Sequence[str]] | None = None  # until all are in the backends
         if merges_of_text is None:
-            self._all = make_backends(spec, parse_merges(parsed, spec.vocab))
+            self._merges = merges = parse_merges(parsed, spec.vocab)
+            if spec.byte_level and is_consistent(spec, merges):
+                self._merges_of_text = MergesOfText(spec.vocab, lambda: merges)
+            else:
+                self._make_all()
         self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
@@ -99,13 +111,19 @@ class Tokenizer:
         if part and not changed and (found := part.find(text, self.added_tokens)):
             tokens, merges = found
             return make_backends(replace(self.spec, vocab=tokens), merges)
+        return self._make_all()
+
+    def _make_all(self) -> Backends:
         self._all = backends = make_backends(self.spec, self.merges())
-        self._merges_of_text = None
+        self._merges_of_text = self._merges = None
         return backends
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the pairs of tokens that are merged, in their order."""
-        return parse_merges(self._parse(), self.spec.vocab)
+        pairs = self._merges
+        if pairs is None:
+            pairs = parse_merges(self._parse(), self.spec.vocab)
+        return [(left, right) for left, right in pairs]
 
     def encode(self, data: bytes, *, continuation: bool = False, offset: int = 0) -> list[int]:
         """Return the ids of a text, or with `continuation` of the rest of one.

@@ -11,7 +11,7 @@ import json
 import math
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, repeat, zip_longest
 from typing import Any
 from unicodedata import normalize
 
@@ -276,7 +276,10 @@ def read(fields: Mapping[str, Any]) -> tuple[Tokenizer, list[int]]:
     merges_of_text = None
     if "merges" not in content["model"]:
         content["model"]["merges"] = []
-        merges_of_text = MergesOfText(content["model"]["vocab"], _strings(fields, "merges"))
+        merges = _strings(fields, "merges")
+        merges_of_text = MergesOfText(
+            content["model"]["vocab"], lambda: map(str.split, merges, repeat(" "), repeat(1))
+        )
     tokenizer = Tokenizer(
         content,
         parse_again=lambda: to_json(fields)[0],
