@@ -61,7 +61,7 @@ def run_in_workers(session: pytest.Session, n: int) -> None:
                     running[pipe] = message
     finally:
         for worker in workers.values():
-            worker.terminate()
+            worker.kill()  # a test may have changed what SIGTERM does
             worker.join()
 
 
