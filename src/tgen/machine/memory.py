@@ -12,7 +12,7 @@ clears their pages at the next use. A training step frees and allocates the same
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -150,13 +150,14 @@ def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
         )
 
 
-def check_kv_cache_ram(n_sequences: int, n_tokens: int, bytes_per_token: int) -> None:
-    """Raise ModelError if a new KV cache for sequences of `n_tokens` tokens cannot fit."""
-    n_bytes = n_sequences * n_tokens * bytes_per_token
+def check_kv_cache_ram(lengths: Sequence[int], bytes_per_token: int) -> None:
+    """Raise ModelError if new storage for sequences of these numbers of tokens cannot fit."""
+    n_bytes = sum(lengths) * bytes_per_token
     if n_bytes >= _SMALL_CACHE:
+        texts = f"{len(lengths)} texts of up to " if len(lengths) > 1 else ""
         check_ram(
             n_bytes,
-            f"the KV cache of {n_sequences} x {n_tokens:,} tokens",
+            f"the KV cache of {texts}{max(lengths):,} tokens",
             "generate fewer tokens or fewer texts at once, or use a smaller model",
         )
 

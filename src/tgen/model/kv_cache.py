@@ -151,7 +151,7 @@ class KVCache:
 
     def _check_ram(self, n_sequences: int, n_tokens: int) -> None:
         if self.keys[0].device.type == "cpu":
-            check_kv_cache_ram(n_sequences, n_tokens, self._bytes_per_token)
+            check_kv_cache_ram([n_tokens] * n_sequences, self._bytes_per_token)
 
     def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace the storage layer by layer, so that only one layer exists twice."""

@@ -95,7 +95,7 @@ class CpuEngine:
                 (token, position, i, every_position or position == last)
                 for position, token in enumerate(new, before[i])
             ]
-        self._cache.reserve(max(after))
+        self._cache.reserve(after)
         parts = [
             self._runner.run(self._cache, rows[i : i + MAX_TOKENS])
             for i in range(0, len(rows), MAX_TOKENS)

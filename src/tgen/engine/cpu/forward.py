@@ -36,19 +36,19 @@ from tgen.engine.cpu.kernels import (
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16,
-    CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL,
-    D_MODEL_PADDED, EACH_HEAD, EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM,
-    FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP,
-    HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
-    INPUT_DTYPE, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM,
-    LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS,
-    N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES, N_ROTATED, N_SEQUENCES, N_SPANS,
-    N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR, PHASES_PER_LAYER, POSITION,
-    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
-    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE, SIN_PTR,
-    SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET, SWIGLU, TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR,
-    TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS, VALUES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
+    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16, CAPACITY,
+    CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD,
+    EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM,
+    FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED,
+    HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR, INPUT_DTYPE, KEYS_PER_RANGE,
+    KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR,
+    LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS,
+    N_RANGES, N_ROTATED, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR,
+    PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES,
+    QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR,
+    SEQUENCE, SEQUENCES_PTR, SEQUENCE_COLUMNS, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET,
+    SWIGLU, TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS,
+    VALUES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
@@ -182,9 +182,9 @@ def _project_qkv(job, layer, ticket, phase, scratch):
 
 @compiled(inline=True)
 def _cache_offset(job, layer, sequence, head):
-    """Offset of a layer's and head's keys in the KV cache, in numbers."""
-    block = (layer * load_int(job, N_SEQUENCES) + sequence) * load_int(job, N_KV_HEADS) + head
-    return block * load_int(job, CAPACITY) * load_int(job, HEAD_DIM_PADDED)
+    """Offset of a layer's and head's keys in the storage of a sequence, in numbers."""
+    block = layer * load_int(job, N_KV_HEADS) + head
+    return block * _sequence(job, sequence, CAPACITY) * load_int(job, HEAD_DIM_PADDED)
 
 
 @compiled
@@ -222,12 +222,13 @@ def _cache_head(job, layer, i, head):
     """Store a token's key and value of a head in the KV cache."""
     n_heads, n_kv = load_int(job, N_HEADS), load_int(job, N_KV_HEADS)
     step, position = load_int(job, HEAD_DIM_PADDED), _token(job, i, POSITION)
-    offset = _cache_offset(job, layer, _token(job, i, SEQUENCE), head)
+    sequence = _token(job, i, SEQUENCE)
+    offset = _cache_offset(job, layer, sequence, head)
     key = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + n_heads + head) * step * 4
     value, lane = key + n_kv * step * 4, position % LANES
     block = offset + (position - lane) * step + lane  # see `make_scores`
-    store_cached(load_int(job, KEYS_PTR), block, key, step, LANES)
-    store_cached(load_int(job, VALUES_PTR), offset + position * step, value, step, 1)
+    store_cached(_sequence(job, sequence, KEYS_PTR), block, key, step, LANES)
+    store_cached(_sequence(job, sequence, VALUES_PTR), offset + position * step, value, step, 1)
 
 
 @compiled
@@ -298,7 +299,8 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
             store_int(limits, 2 * m, max(0, n - window - begin) if window else 0)
             store_int(limits, 2 * m + 1, min(n, end) - begin)
         offset = (cached + begin * step) * (4 if CACHE == FLOAT32 else 2)
-        keys, values = load_int(job, KEYS_PTR) + offset, load_int(job, VALUES_PTR) + offset
+        keys = _sequence(job, sequence, KEYS_PTR) + offset
+        values = _sequence(job, sequence, VALUES_PTR) + offset
         n = max(0, end - begin)
         attend(count, queries, limits, keys, values, n, step, scale, scores, results)
         for m in range(count):
@@ -312,6 +314,11 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
         for m in range(count):
             i, head = token + (start + m) // group, kv_head * group + (start + m) % group
             _merge(job, i * n_heads + head, rows + m * n_ranges * row_bytes, results)
+
+
+@compiled(inline=True)
+def _sequence(job, i, field):
+    return load_int(load_int(job, SEQUENCES_PTR), i * SEQUENCE_COLUMNS + field)
 
 
 @compiled(inline=True)

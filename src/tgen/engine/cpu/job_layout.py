@@ -49,13 +49,12 @@ TABLE_COLUMNS = 40  # int64 numbers per layer
     D_FF_PADDED, VOCAB_SIZE, INPUT_DTYPE, LAYER_NORM, NORM_PLACEMENT, ACTIVATION, QK_NORM,
     N_ROTATED, EPS_BITS, SCALE_BITS, RESIDUAL_SCALE_BITS, EMBEDDING_SCALE_BITS,
     LAYERS_PTR, COS_PTR, SIN_PTR, LOCAL_COS_PTR, LOCAL_SIN_PTR, X_PTR, Y_PTR, QKV_PTR,
-    INPUTS_PTR, ATTENTION_INPUTS_PTR, HIDDEN_INPUTS_PTR, LOGITS_PTR, KEYS_PTR,
-    VALUES_PTR, CAPACITY, N_SEQUENCES,
+    INPUTS_PTR, ATTENTION_INPUTS_PTR, HIDDEN_INPUTS_PTR, LOGITS_PTR, SEQUENCES_PTR,
     SCRATCH_PTR, SCRATCH_BYTES, INPUTS_OFFSET, HIDDEN_OFFSET, SPARE_OFFSET, TOKENS_PTR, N_TOKENS,
     SPANS_PTR, N_SPANS, N_LOGITS, N_LOGITS_SPANS, PARTIALS_PTR, N_RANGES, N_PARTS,
     N_THREADS, QUEUE_PTR, FORWARD_PTR,
     JOB_SIZE,
-) = range(54)  # fmt: skip
+) = range(51)  # fmt: skip
 
 # The addresses of a layer's weights, 0 if absent, its window (0: none), its rope, and in column
 # DTYPES + i the dtype of matrix i. The row after the last layer has the final norm, the LM head,
@@ -70,6 +69,11 @@ LM_HEAD, EMBEDDING, POSITIONS = QKV, GATE, UP
 # Tokens that attend together: the first one, and how many; consecutive ones of a sequence.
 FIRST_TOKEN, TOKEN_COUNT = range(2)
 SPAN_COLUMNS = 2
+
+# A sequence of the KV cache: the addresses of its keys and values, and the tokens that they have
+# room for. Keys are (L, n_kv_heads, S / 16, D, 16), values (L, n_kv_heads, S, D).
+KEYS_PTR, VALUES_PTR, CAPACITY = range(3)
+SEQUENCE_COLUMNS = 3
 
 # A token: its id, its position, its sequence in the KV cache, and whether its logits are needed (1
 # or 0). Those whose logits are needed come first, and so do their spans.

@@ -1,10 +1,9 @@
-"""The KV cache in the kernels' layout.
-
-Values are (L, B, n_kv_heads, S, D). Keys are (L, B, n_kv_heads, S / 16, D, 16): one vector
-instruction multiplies a number of the query with 16 positions.
+"""The KV cache in the kernels' layout: one vector instruction multiplies a number of the query
+with the keys of 16 positions.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +18,32 @@ _MIN_CAPACITY = 64
 _DTYPES = {"float32": job_layout.FLOAT32, "float16": job_layout.FLOAT16}
 
 
+class _Buffer(NamedTuple):
+    """The storage of one sequence: keys (L, n_kv_heads, S / 16, D, 16), values (L, n_kv_heads, S,
+    D)."""
+
+    keys: Array
+    values: Array
+
+    @property
+    def capacity(self) -> int:
+        return int(self.values.shape[2])
+
+    def copy_from(self, other: "_Buffer", n_tokens: int) -> None:
+        n_blocks = -(-n_tokens // LANES)
+        self.keys[:, :, :n_blocks] = other.keys[:, :, :n_blocks]
+        self.values[:, :, :n_tokens] = other.values[:, :, :n_tokens]
+
+
 class BlockedKVCache:
-    """Keys and values of B sequences. Storage doubles when it is full, up to the context length."""
+    """Keys and values of B sequences, each with its own storage, which doubles when it is full, up
+    to the context length."""
 
     def __init__(self, config: ModelConfig, dtype: CacheDtype = "float32") -> None:
         self.config, self.dtype = config, np.dtype(dtype)
         self.dtype_code = _DTYPES[dtype]  # see `job_layout`
         self.lengths = [0]
-        self.keys, self.values = self._allocate(1, 0)
+        self._buffers = [self._allocate(0)]
 
     @property
     def used_bytes(self) -> int:
@@ -35,17 +52,19 @@ class BlockedKVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens per sequence that fit without reallocation."""
-        return int(self.values.shape[3])
+        """Tokens of the longest sequence that fit without reallocation."""
+        return max(buffer.capacity for buffer in self._buffers)
 
-    def reserve(self, n_tokens: int) -> None:
-        """Make room for `n_tokens` tokens in every sequence."""
-        if n_tokens > self.capacity:
-            wanted = min(
-                max(_MIN_CAPACITY, n_tokens, 2 * self.capacity), self.config.context_length
-            )
-            everything = list(range(len(self.lengths)))
-            self.keys, self.values = self._copy(everything, wanted)
+    def reserve(self, n_tokens: Sequence[int]) -> None:
+        """Make room for these numbers of tokens; sequences that have it keep their storage.
+
+        Raises ModelError if the tokens do not fit the RAM.
+        """
+        full = [i for i, n in enumerate(n_tokens) if n > self._buffers[i].capacity]
+        check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token)
+        for i in full:
+            wanted = max(_MIN_CAPACITY, n_tokens[i], 2 * self._buffers[i].capacity)
+            self._buffers[i] = self._copy(i, min(wanted, self.config.context_length))
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
@@ -54,69 +73,55 @@ class BlockedKVCache:
         ]
 
     def select(self, indices: Sequence[int]) -> None:
-        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i]."""
-        n, n_stored = len(indices), self.values.shape[1]
-        # Copy within the storage if no source is overwritten before it is copied, and if the
-        # storage is not more than four times too large.
-        in_place = all(old == i or old >= n or indices[old] == old for i, old in enumerate(indices))
-        lengths = [self.lengths[old] for old in indices]
-        if in_place and n <= n_stored <= 4 * n:
-            for new, old in enumerate(indices):
-                if new != old:
-                    blocks = -(-lengths[new] // LANES)
-                    self.keys[:, new, :, :blocks] = self.keys[:, old, :, :blocks]
-                    self.values[:, new, :, : lengths[new]] = self.values[:, old, :, : lengths[new]]
-            self.lengths = lengths
-        else:
-            keys, values = self._copy(indices, self.capacity)
-            self.keys, self.values, self.lengths = keys, values, lengths
+        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i].
+
+        Only repeated sequences are copied. Raises ModelError if they do not fit the RAM.
+        """
+        repeated = [old for new, old in enumerate(indices) if old in indices[:new]]
+        check_kv_cache_ram([self.lengths[old] for old in repeated], self._bytes_per_token)
+        buffers = [
+            self._copy(old, self.lengths[old]) if old in indices[:new] else self._buffers[old]
+            for new, old in enumerate(indices)
+        ]
+        # In one statement, which Ctrl-C cannot split.
+        self._buffers, self.lengths = buffers, [self.lengths[old] for old in indices]
 
     def first_sequence(self) -> tuple[Array, Array]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D), float32."""
-        n, size = self.lengths[0], self.config.head_dim
-        keys = self.keys[:, 0].swapaxes(3, 4).reshape(self.values[:, 0].shape)
-        both = keys[:, :, :n, :size], self.values[:, 0, :, :n, :size]
+        n, size, buffer = self.lengths[0], self.config.head_dim, self._buffers[0]
+        keys = buffer.keys.swapaxes(3, 4).reshape(buffer.values.shape)
+        both = keys[:, :, :n, :size], buffer.values[:, :, :n, :size]
         return both[0].astype(np.float32), both[1].astype(np.float32)
 
     def restore(self, keys: Array, values: Array) -> None:
         """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
         n, size = keys.shape[2:]
-        new_keys, new_values = self._allocate(1, n)
-        new_values[:, 0, :, :n, :size] = values
-        padded = np.zeros_like(new_values[:, 0])
+        buffer = self._allocate(n)
+        buffer.values[:, :, :n, :size] = values
+        padded = np.zeros_like(buffer.values)
         padded[:, :, :n, :size] = keys
-        blocks = new_keys[:, 0].swapaxes(3, 4)  # (L, n_kv_heads, S / 16, 16, D)
+        blocks = buffer.keys.swapaxes(3, 4)  # (L, n_kv_heads, S / 16, 16, D)
         blocks[:] = padded.reshape(blocks.shape)
-        self.keys, self.values, self.lengths = new_keys, new_values, [n]
+        self._buffers, self.lengths = [buffer], [n]
 
-    def job_fields(self) -> dict[int, int]:
-        """Return the job's fields that depend on the storage."""
-        return {
-            job_layout.KEYS_PTR: self.keys.ctypes.data,
-            job_layout.VALUES_PTR: self.values.ctypes.data,
-            job_layout.CAPACITY: self.capacity,
-            job_layout.N_SEQUENCES: self.values.shape[1],
-        }
+    def addresses(self) -> Array:
+        """Return the table of sequences, see `job_layout`: int64 (B, SEQUENCE_COLUMNS)."""
+        rows = [(b.keys.ctypes.data, b.values.ctypes.data, b.capacity) for b in self._buffers]
+        return np.array(rows, np.int64)
 
-    def _copy(self, indices: Sequence[int], capacity: int) -> tuple[Array, Array]:
-        """Return new storage with the tokens of these sequences.
-
-        The caller assigns keys, values and lengths in one statement, which Ctrl-C cannot split.
-        """
-        keys, values = self._allocate(len(indices), capacity)
-        for new, old in enumerate(indices):
-            n = self.lengths[old]
-            blocks = -(-n // LANES)
-            keys[:, new, :, :blocks] = self.keys[:, old, :, :blocks]
-            values[:, new, :, :n] = self.values[:, old, :, :n]
-        return keys, values
-
-    def _allocate(self, n_sequences: int, capacity: int) -> tuple[Array, Array]:
-        config, n_blocks = self.config, -(-capacity // LANES)
+    @property
+    def _bytes_per_token(self) -> int:
+        config = self.config
         size = padded_length(config.head_dim)
-        shape = (config.n_layers, n_sequences, config.n_kv_heads)
-        per_token = 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
-        check_kv_cache_ram(n_sequences, n_blocks * LANES, per_token)
+        return 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
+
+    def _copy(self, sequence: int, capacity: int) -> _Buffer:
+        buffer = self._allocate(capacity)
+        buffer.copy_from(self._buffers[sequence], self.lengths[sequence])
+        return buffer
+
+    def _allocate(self, capacity: int) -> _Buffer:
+        n_blocks, size = -(-capacity // LANES), padded_length(self.config.head_dim)
+        shape = (self.config.n_layers, self.config.n_kv_heads)
         keys = allocate_aligned((*shape, n_blocks, size, LANES), self.dtype)
-        values = allocate_aligned((*shape, n_blocks * LANES, size), self.dtype)
-        return keys, values
+        return _Buffer(keys, allocate_aligned((*shape, n_blocks * LANES, size), self.dtype))

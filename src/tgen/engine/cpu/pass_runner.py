@@ -95,7 +95,9 @@ class PassRunner:
             fields[job_layout.N_SPANS] = len(spans)
             fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
             fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
-            self._set_fields(cache.job_fields() | fields)
+            sequences = cache.addresses()
+            fields[job_layout.SEQUENCES_PTR] = sequences.ctypes.data
+            self._set_fields(fields)
             thread_pool().run(self._job, self.config.n_layers, self._n_threads)
         return logits[:, : self.config.vocab_size]
 
