@@ -8,11 +8,12 @@ import pytest
 from support.models import cpu_engine, make_model
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError
 from tgen.generation.loop import generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
+from tgen.machine import memory
 
 TOKENS = [bytes([i]) for i in range(256)] + [b"ab", b"bc"] * 22
 SOME = SamplingConfig(max_new_tokens=16, top_k=0, repetition_penalty=1.1)
@@ -156,3 +157,49 @@ def test_all_sequences_may_be_cancelled(engine):
     out, _ = run(engine, REQUESTS, batch_size=2, cancelled=cancelled)
     assert out[:2] == [tokens[:2] for tokens in alone[:2]]
     assert out[2:] == alone[2:]
+
+
+def test_texts_wait_until_the_memory_has_room_for_all_they_may_become(engine, monkeypatch):
+    alone, _ = run(engine, REQUESTS, batch_size=1)
+    cache, used, extend = engine._cache, [], type(engine).extend
+    is_torch = engine.name == "torch"  # which gives all sequences the same storage
+    room = 100 if is_torch else 40  # tokens; two texts of 19
+
+    def n_used():
+        return cache.n_stored * cache.capacity if is_torch else sum(cache.lengths)
+
+    def watch(self, tokens, **options):
+        logits = extend(self, tokens, **options)
+        used.append(n_used())
+        return logits
+
+    monkeypatch.setattr(memory, "_SMALL_CACHE", 1)
+    monkeypatch.setattr(memory, "free_ram", lambda: (room - n_used()) * cache._bytes_per_token)
+    monkeypatch.setattr(type(engine), "extend", watch)
+    requests = at(REQUESTS, 3, Request([1, 2, 3], replace(SOME, max_new_tokens=45)))
+    out, errors = run(engine, requests)
+    if not is_torch:
+        assert "the KV cache of 48 tokens needs" in errors.pop(3).message
+    assert not errors
+    assert [*out[:3], *out[4:]] == alone
+    assert room // 2 < max(used) <= room
+
+
+@pytest.mark.parametrize("method", ["select", "extend"])
+def test_memory_that_is_refused_ends_the_newest_text_alone(engine, monkeypatch, method):
+    alone, _ = run(engine, REQUESTS, batch_size=1)
+    original, calls = getattr(type(engine), method), []
+
+    def refuse_once(self, *arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise ModelError("no memory")
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(type(engine), method, refuse_once)
+    out, errors = run(engine, REQUESTS)
+    [number] = errors
+    assert errors[number].message == "no memory"
+    assert [text for i, text in enumerate(out) if i != number] == [
+        text for i, text in enumerate(alone) if i != number
+    ]

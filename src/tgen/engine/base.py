@@ -82,8 +82,13 @@ class Engine(Protocol):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate sequence i to lengths[i] tokens, if it is longer."""
 
-    def select(self, indices: Sequence[int]) -> None:
-        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i]."""
+    def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
+        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i], or its
+        first lengths[i] tokens. Raises ModelError, and changes nothing, if they do not fit."""
+
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless the memory has room for sequences of these numbers of tokens, the
+        present ones among them."""
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""

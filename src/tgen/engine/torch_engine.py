@@ -99,11 +99,17 @@ class TorchEngine:
             self._cache.rewind(list(lengths))
 
     @torch.inference_mode()
-    def select(self, indices: Sequence[int]) -> None:
+    def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
         with self._lock:
             self._cache.select(list(indices))
+            if lengths is not None:
+                self._cache.rewind(list(lengths))
             self._graphed_step.forget_old_storage()
+
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless sequences of these lengths fit; see `engine.base.Engine`."""
+        self._cache.check_room(lengths)
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""

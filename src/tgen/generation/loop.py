@@ -15,12 +15,12 @@ reads and writes its files.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError, is_out_of_memory
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
@@ -95,30 +95,51 @@ def generate_requests(
     its sequence ends and `on_error` is called; the other sequences are the same as without it.
     Without `on_error` the error is raised.
     """
-    processors: dict[SamplingConfig, LogitsProcessors] = {}
+    make_processors = lru_cache(_MAX_PROCESSORS)(partial(LogitsProcessors, vocabulary=vocabulary))
+
+    def start(number: int, request: Request) -> SequenceState | None:
+        processors = make_processors(request.sampling)
+        if not request.sampling.max_new_tokens:
+            return None
+        return SequenceState(number, request, vocabulary, processors, engine.context_length)
+
     active: list[SequenceState] = []
+    waiting: SequenceState | None = None  # until the memory has room for it
     number = 0
     while True:
-        active = _remove(engine, active, cancelled(), drafts)
+        left = cancelled()
+        active = _remove(engine, active, left, drafts, on_error)
+        if waiting is not None and waiting.number in left:
+            waiting = None
         new: list[SequenceState] = []
         while len(active) + len(new) < batch_size:
-            request = source(not active and not new)
-            if request is None:
+            if waiting is None:
+                request = source(not active and not new)
+                if request is None:
+                    break
+                number += 1
+                try:
+                    waiting = start(number - 1, request)
+                except Exception as error:
+                    _report({number - 1: error}, on_error)
+                if waiting is None:
+                    continue
+            lack = _lack_of_memory(engine, [*active, *new, waiting])
+            if lack is None:
+                new.append(waiting)
+            elif active or new:
                 break
-            number += 1
-            if len(processors) > _MAX_PROCESSORS:
-                processors = {state.sampling: state.processors for state in (*active, *new)}
-            try:
-                if request.sampling not in processors:
-                    processors[request.sampling] = LogitsProcessors(request.sampling, vocabulary)
-                if request.sampling.max_new_tokens:
-                    shared = processors[request.sampling]
-                    length = engine.context_length
-                    new.append(SequenceState(number - 1, request, vocabulary, shared, length))
-            except Exception as error:
-                _report({number - 1: error}, on_error)
+            else:
+                _report({waiting.number: lack}, on_error)
+            waiting = None
         if new:
-            _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
+            try:
+                _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
+            except Exception as error:
+                if not _lacks_memory(error):
+                    raise
+                _report({state.number: error for state in new}, on_error)
+                new = []
             active += new
         if not active:
             return
@@ -128,7 +149,21 @@ def generate_requests(
         yield from tokens
         _report(errors, on_error)
         ended = {token.sequence for token in tokens if token.finish} | errors.keys()
-        active = _remove(engine, active, ended, drafts, compact=bool(new))
+        active = _remove(engine, active, ended, drafts, on_error, compact=bool(new))
+
+
+def _lack_of_memory(engine: Engine, states: Sequence[SequenceState]) -> ModelError | None:
+    """Return an error if the memory has no room for all texts, as long as they may become."""
+    length = engine.context_length
+    try:
+        engine.check_room([min(state.max_length, length) for state in states])
+    except ModelError as error:
+        return error
+    return None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return isinstance(error, ModelError) or is_out_of_memory(error)
 
 
 def _report(errors: Mapping[int, Exception], on_error: ErrorHandler | None) -> None:
@@ -143,6 +178,7 @@ def _remove(
     active: list[SequenceState],
     numbers: Collection[int],
     drafts: NgramDrafter | None,
+    on_error: ErrorHandler | None,
     *,
     compact: bool = False,
 ) -> list[SequenceState]:
@@ -150,7 +186,16 @@ def _remove(
     left = [state for state in active if state.number not in numbers]
     if len(left) < len(active) and drafts is not None:
         drafts.forget(numbers)
-    return _compact(engine, left) if compact or len(left) < len(active) else left
+    if not compact and len(left) == len(active):
+        return left
+    try:
+        return _compact(engine, left)
+    except Exception as error:
+        if not _lacks_memory(error):
+            raise
+        newest = max(state.number for state in left)
+        _report({newest: error}, on_error)
+        return _remove(engine, left, [newest], drafts, on_error)
 
 
 def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
@@ -190,8 +235,7 @@ def _prefill_new(
             )
             sources.append(slot)
             shared.append(n)
-        engine.select([*range(len(active)), *sources])
-        engine.rewind([*lengths, *shared])
+        engine.select([*range(len(active)), *sources], [*lengths, *shared])
     else:
         _prefill_shared(engine, prompts, cache, share=kv_cache)
         engine.select([0] * len(prompts))
@@ -262,8 +306,13 @@ def _step(
             draft += drafter.propose(state.number, state.tokens, batch_size=len(slots), limit=limit)
     if any(drafts):
         new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
-    logits = vocabulary.only_tokens(engine.extend(new_tokens, every_position=any(drafts)))
-    return _accept(logits, active, drafts)
+    try:
+        logits = engine.extend(new_tokens, every_position=any(drafts))
+    except Exception as error:
+        if not _lacks_memory(error):
+            raise
+        return [], {max(state.number for state in active): error}  # the others may fit
+    return _accept(vocabulary.only_tokens(logits), active, drafts)
 
 
 def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:

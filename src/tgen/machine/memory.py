@@ -150,9 +150,12 @@ def check_ram(n_bytes: int, purpose: str, hint: str = _HINT) -> None:
         )
 
 
-def check_kv_cache_ram(lengths: Sequence[int], bytes_per_token: int) -> None:
-    """Raise ModelError if new storage for sequences of these numbers of tokens cannot fit."""
-    n_bytes = sum(lengths) * bytes_per_token
+def check_kv_cache_ram(
+    lengths: Sequence[int], bytes_per_token: int, n_more: int | None = None
+) -> None:
+    """Raise ModelError if storage for sequences of these numbers of tokens cannot fit, of which
+    `n_more` tokens need new memory; by default all."""
+    n_bytes = (sum(lengths) if n_more is None else n_more) * bytes_per_token
     if n_bytes >= _SMALL_CACHE:
         texts = f"{len(lengths)} texts of up to " if len(lengths) > 1 else ""
         check_ram(

@@ -129,6 +129,12 @@ class KVCache:
             self.n_stored = n
         self.lengths = lengths
 
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless sequences of these lengths fit the RAM, each with the storage of
+        the longest."""
+        longest = min(max(_MIN_CAPACITY, 2 * max(lengths)), self.context_length)
+        self._check_ram(len(lengths), longest)
+
     def first_sequence(self) -> tuple[Tensor, Tensor]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
         n = self.lengths[0]
@@ -151,7 +157,8 @@ class KVCache:
 
     def _check_ram(self, n_sequences: int, n_tokens: int) -> None:
         if self.keys[0].device.type == "cpu":
-            check_kv_cache_ram([n_tokens] * n_sequences, self._bytes_per_token)
+            n_more = n_sequences * n_tokens - self.n_stored * self.capacity
+            check_kv_cache_ram([n_tokens] * n_sequences, self._bytes_per_token, n_more=n_more)
 
     def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace the storage layer by layer, so that only one layer exists twice."""

@@ -68,10 +68,14 @@ class CpuEngine:
         with self._lock:
             self._cache.rewind(lengths)
 
-    def select(self, indices: Sequence[int]) -> None:
+    def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
         with self._lock:
-            self._cache.select(indices)
+            self._cache.select(indices, lengths)
+
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless sequences of these lengths fit; see `engine.base.Engine`."""
+        self._cache.check_room(lengths)
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""

@@ -61,10 +61,12 @@ class BlockedKVCache:
         Raises ModelError if the tokens do not fit the RAM.
         """
         full = [i for i, n in enumerate(n_tokens) if n > self._buffers[i].capacity]
-        check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token)
+        n_more = sum(n_tokens[i] - self.lengths[i] for i in full)
+        check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token, n_more=n_more)
         for i in full:
             wanted = max(_MIN_CAPACITY, n_tokens[i], 2 * self._buffers[i].capacity)
-            self._buffers[i] = self._copy(i, min(wanted, self.config.context_length))
+            capacity = min(wanted, self.config.context_length)
+            self._buffers[i] = self._copy(i, self.lengths[i], capacity)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
@@ -72,19 +74,30 @@ class BlockedKVCache:
             max(0, min(old, new)) for old, new in zip(self.lengths, lengths, strict=True)
         ]
 
-    def select(self, indices: Sequence[int]) -> None:
-        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i].
+    def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
+        """Select, repeat and reorder sequences: new sequence i is old sequence indices[i], or its
+        first lengths[i] tokens.
 
         Only repeated sequences are copied. Raises ModelError if they do not fit the RAM.
         """
-        repeated = [old for new, old in enumerate(indices) if old in indices[:new]]
-        check_kv_cache_ram([self.lengths[old] for old in repeated], self._bytes_per_token)
+        kept = [self.lengths[old] for old in indices]
+        if lengths is not None:
+            kept = [min(both) for both in zip(kept, lengths, strict=True)]
+        first = {old: new for new, old in reversed(list(enumerate(indices)))}
+        is_copy = [first[old] != new for new, old in enumerate(indices)]
+        copied = [n for n, copies in zip(kept, is_copy, strict=True) if copies]
+        check_kv_cache_ram(copied, self._bytes_per_token)
         buffers = [
-            self._copy(old, self.lengths[old]) if old in indices[:new] else self._buffers[old]
-            for new, old in enumerate(indices)
+            self._copy(old, n, n) if copies else self._buffers[old]
+            for old, n, copies in zip(indices, kept, is_copy, strict=True)
         ]
-        # In one statement, which Ctrl-C cannot split.
-        self._buffers, self.lengths = buffers, [self.lengths[old] for old in indices]
+        self._buffers, self.lengths = buffers, kept  # one statement, which Ctrl-C cannot split
+
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless sequences of these lengths fit the RAM, the present ones among
+        them."""
+        n_more = sum(lengths) - sum(self.lengths)
+        check_kv_cache_ram(lengths, self._bytes_per_token, n_more=n_more)
 
     def first_sequence(self) -> tuple[Array, Array]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D), float32."""
@@ -115,9 +128,9 @@ class BlockedKVCache:
         size = padded_length(config.head_dim)
         return 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
 
-    def _copy(self, sequence: int, capacity: int) -> _Buffer:
+    def _copy(self, sequence: int, n_tokens: int, capacity: int) -> _Buffer:
         buffer = self._allocate(capacity)
-        buffer.copy_from(self._buffers[sequence], self.lengths[sequence])
+        buffer.copy_from(self._buffers[sequence], n_tokens)
         return buffer
 
     def _allocate(self, capacity: int) -> _Buffer:
