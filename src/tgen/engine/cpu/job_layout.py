@@ -89,9 +89,12 @@ TOKEN_COLUMNS = 4
 REQUEST_SIZE = RESULT + 3
 
 
-def allocate_aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
-    """Zeros; their pages cost no RAM until they are written."""
+def allocate_aligned(
+    shape: tuple[int, ...], dtype: DTypeLike = np.float32, *, alignment: int = CACHE_LINE
+) -> Array:
+    """Zeros from a multiple of `alignment` bytes on; their pages cost no RAM until they are
+    written."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(n_bytes + CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
+    memory = np.zeros(n_bytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
     return memory[start : start + n_bytes].view(dtype).reshape(shape)

@@ -2,6 +2,7 @@
 with the keys of 16 positions.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from tgen.engine.cpu.weights import padded_length
 from tgen.machine.memory import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
+_HUGE_PAGE = 2 << 20  # bytes
 _DTYPES = {"float32": job_layout.FLOAT32, "float16": job_layout.FLOAT16}
 
 
@@ -24,10 +26,11 @@ class _Buffer(NamedTuple):
 
     keys: Array
     values: Array
+    row: tuple[int, int, int]  # of the table of sequences, see `job_layout`
 
     @property
     def capacity(self) -> int:
-        return int(self.values.shape[2])
+        return self.row[job_layout.CAPACITY]
 
     def copy_from(self, other: "_Buffer", n_tokens: int) -> None:
         n_blocks = -(-n_tokens // LANES)
@@ -64,9 +67,7 @@ class BlockedKVCache:
         n_more = sum(n_tokens[i] - self.lengths[i] for i in full)
         check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token, n_more=n_more)
         for i in full:
-            wanted = max(_MIN_CAPACITY, n_tokens[i], 2 * self._buffers[i].capacity)
-            capacity = min(wanted, self.config.context_length)
-            self._buffers[i] = self._copy(i, self.lengths[i], capacity)
+            self._buffers[i] = self._copy(i, self.lengths[i], n_tokens[i])
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
@@ -88,7 +89,7 @@ class BlockedKVCache:
         copied = [n for n, copies in zip(kept, is_copy, strict=True) if copies]
         check_kv_cache_ram(copied, self._bytes_per_token)
         buffers = [
-            self._copy(old, n, n) if copies else self._buffers[old]
+            self._copy(old, n, n + 1) if copies else self._buffers[old]
             for old, n, copies in zip(indices, kept, is_copy, strict=True)
         ]
         self._buffers, self.lengths = buffers, kept  # one statement, which Ctrl-C cannot split
@@ -119,8 +120,7 @@ class BlockedKVCache:
 
     def addresses(self) -> Array:
         """Return the table of sequences, see `job_layout`: int64 (B, SEQUENCE_COLUMNS)."""
-        rows = [(b.keys.ctypes.data, b.values.ctypes.data, b.capacity) for b in self._buffers]
-        return np.array(rows, np.int64)
+        return np.array([buffer.row for buffer in self._buffers], np.int64)
 
     @property
     def _bytes_per_token(self) -> int:
@@ -128,13 +128,22 @@ class BlockedKVCache:
         size = padded_length(config.head_dim)
         return 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
 
-    def _copy(self, sequence: int, n_tokens: int, capacity: int) -> _Buffer:
-        buffer = self._allocate(capacity)
+    def _copy(self, sequence: int, n_tokens: int, n_needed: int) -> _Buffer:
+        """Copy tokens to storage with a quarter more room than is needed."""
+        wanted = max(_MIN_CAPACITY, n_needed + n_needed // 4)
+        buffer = self._allocate(min(wanted, self.config.context_length))
         buffer.copy_from(self._buffers[sequence], n_tokens)
         return buffer
 
     def _allocate(self, capacity: int) -> _Buffer:
         n_blocks, size = -(-capacity // LANES), padded_length(self.config.head_dim)
         shape = (self.config.n_layers, self.config.n_kv_heads)
-        keys = allocate_aligned((*shape, n_blocks, size, LANES), self.dtype)
-        return _Buffer(keys, allocate_aligned((*shape, n_blocks * LANES, size), self.dtype))
+        block = 2 * math.prod(shape) * LANES * size * self.dtype.itemsize  # bytes
+        if n_blocks * block >= _HUGE_PAGE:  # use the whole of the last one
+            n_blocks = -(-n_blocks * block // _HUGE_PAGE) * _HUGE_PAGE // block
+        shape_of_both = (2, *shape, n_blocks * LANES * size)
+        numbers = allocate_aligned(shape_of_both, self.dtype, alignment=_HUGE_PAGE)
+        keys = numbers[0].reshape(*shape, n_blocks, size, LANES)
+        values = numbers[1].reshape(*shape, n_blocks * LANES, size)
+        return _Buffer(keys, values, (keys.ctypes.data, values.ctypes.data, n_blocks * LANES))
+
