@@ -95,43 +95,13 @@ def generate_requests(
     its sequence ends and `on_error` is called; the other sequences are the same as without it.
     Without `on_error` the error is raised.
     """
-    make_processors = lru_cache(_MAX_PROCESSORS)(partial(LogitsProcessors, vocabulary=vocabulary))
-
-    def start(number: int, request: Request) -> SequenceState | None:
-        processors = make_processors(request.sampling)
-        if not request.sampling.max_new_tokens:
-            return None
-        return SequenceState(number, request, vocabulary, processors, engine.context_length)
-
+    arrivals = _Arrivals(source, vocabulary, on_error)
     active: list[SequenceState] = []
-    waiting: SequenceState | None = None  # until the memory has room for it
-    number = 0
     while True:
         left = cancelled()
+        arrivals.drop(left)
         active = _remove(engine, active, left, drafts, on_error)
-        if waiting is not None and waiting.number in left:
-            waiting = None
-        new: list[SequenceState] = []
-        while len(active) + len(new) < batch_size:
-            if waiting is None:
-                request = source(not active and not new)
-                if request is None:
-                    break
-                number += 1
-                try:
-                    waiting = start(number - 1, request)
-                except Exception as error:
-                    _report({number - 1: error}, on_error)
-                if waiting is None:
-                    continue
-            lack = _lack_of_memory(engine, [*active, *new, waiting])
-            if lack is None:
-                new.append(waiting)
-            elif active or new:
-                break
-            else:
-                _report({waiting.number: lack}, on_error)
-            waiting = None
+        new = arrivals.take(engine, active, batch_size)
         if new:
             try:
                 _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
@@ -150,6 +120,57 @@ def generate_requests(
         _report(errors, on_error)
         ended = {token.sequence for token in tokens if token.finish} | errors.keys()
         active = _remove(engine, active, ended, drafts, on_error, compact=bool(new))
+
+
+class _Arrivals:
+    """The requests of a source, of which one may wait until the memory has room for its text."""
+
+    def __init__(
+        self, source: RequestSource, vocabulary: Vocabulary, on_error: ErrorHandler | None
+    ) -> None:
+        self._source, self._vocabulary, self._on_error = source, vocabulary, on_error
+        self._make_processors = lru_cache(_MAX_PROCESSORS)(
+            partial(LogitsProcessors, vocabulary=vocabulary)
+        )
+        self._n = 0  # requests so far
+        self._waiting: SequenceState | None = None
+
+    def drop(self, numbers: Collection[int]) -> None:
+        if self._waiting is not None and self._waiting.number in numbers:
+            self._waiting = None
+
+    def take(
+        self, engine: Engine, active: Sequence[SequenceState], batch_size: int
+    ) -> list[SequenceState]:
+        """Return new sequences for which batch and memory have room beside the active ones."""
+        new: list[SequenceState] = []
+        while len(active) + len(new) < batch_size:
+            self._waiting = self._waiting or self._next(engine, idle=not active and not new)
+            if (state := self._waiting) is None:
+                break
+            lack = _lack_of_memory(engine, [*active, *new, state])
+            if lack is None:
+                new.append(state)
+            elif active or new:
+                break
+            else:
+                _report({state.number: lack}, self._on_error)
+            self._waiting = None
+        return new
+
+    def _next(self, engine: Engine, *, idle: bool) -> SequenceState | None:
+        while (request := self._source(idle)) is not None:
+            number, sampling = self._n, request.sampling
+            self._n += 1
+            try:
+                processors = self._make_processors(sampling)
+                if sampling.max_new_tokens:
+                    return SequenceState(
+                        number, request, self._vocabulary, processors, engine.context_length
+                    )
+            except Exception as error:
+                _report({number: error}, self._on_error)
+        return None
 
 
 def _lack_of_memory(engine: Engine, states: Sequence[SequenceState]) -> ModelError | None:
