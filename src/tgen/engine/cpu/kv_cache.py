@@ -139,10 +139,12 @@ class BlockedKVCache:
         n_blocks, size = -(-capacity // LANES), padded_length(self.config.head_dim)
         shape = (self.config.n_layers, self.config.n_kv_heads)
         block = 2 * math.prod(shape) * LANES * size * self.dtype.itemsize  # bytes
-        if n_blocks * block >= _HUGE_PAGE:  # use the whole of the last one
-            n_blocks = -(-n_blocks * block // _HUGE_PAGE) * _HUGE_PAGE // block
+        alignment = job_layout.CACHE_LINE
+        if n_blocks * block >= _HUGE_PAGE:
+            alignment = _HUGE_PAGE
+            n_blocks = -(-n_blocks * block // _HUGE_PAGE) * _HUGE_PAGE // block  # fill the last one
         both = (2, *shape, n_blocks * LANES * size)
-        keys, values = allocate_aligned(both, self.dtype, alignment=_HUGE_PAGE)
+        keys, values = allocate_aligned(both, self.dtype, alignment=alignment)
         keys = keys.reshape(*shape, n_blocks, size, LANES)
         values = values.reshape(*shape, n_blocks * LANES, size)
         return _Buffer(keys, values, (keys.ctypes.data, values.ctypes.data, n_blocks * LANES))
