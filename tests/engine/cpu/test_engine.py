@@ -555,10 +555,10 @@ def test_interrupted_changes_of_the_cache_leave_it_whole(monkeypatch):
 def interrupt_second_call(function):
     calls = []
 
-    def call(*arguments):
+    def call(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return call
