@@ -79,7 +79,8 @@ class ServerProcess:
 def serving(model: Path, *options: object, key: str | None = None) -> Iterator[ServerProcess]:
     """Start a server, and end it with SIGTERM unless it has ended."""
     keys = [] if key is None else ["--api-key", key]
-    arguments = ["-m", model, "--port", 0, "--threads", 1, *keys, *options]
+    arguments = ["-m", model, "--port", 0, "--threads", 1, *keys]
+    arguments += ["--grammar-timeout", 900, *options]  # a busy machine compiles slowly
     with start("serve", *arguments, stderr=subprocess.PIPE) as process:
         try:
             server = ServerProcess(process, key)

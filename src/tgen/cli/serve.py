@@ -59,6 +59,13 @@ class ServeOptions:
         low=0.001,
         high=86_400,
     )
+    grammar_timeout: float = _limit(
+        2.0,
+        "Seconds that compiling a request's schema, grammar or regular expression may take.",
+        "--grammar-timeout",
+        low=0.001,
+        high=86_400,
+    )
     drain_timeout: float = _limit(
         30.0,
         "Seconds for running texts to end after SIGTERM or Ctrl-C.",
@@ -132,6 +139,7 @@ def serve(options: ServeOptions) -> None:
                 body_bytes=options.body_bytes,
                 body_seconds=_BODY_SECONDS,
                 request_seconds=options.request_timeout,
+                grammar_seconds=options.grammar_timeout,
             ),
         )
         if options.key is None and not server.is_loopback(sock):

@@ -128,11 +128,9 @@ class _Compiled:
     matcher: LLMatcher | None = None
 
 
-class Grammars:
-    """A factory of matchers for one vocabulary, which compiles each grammar once.
-
-    It is also the tokenizer object that llguidance expects.
-    """
+class _Tokens:
+    """The tokenizer object that llguidance expects. An object of its own, because llguidance keeps
+    it where Python's garbage collection cannot see a cycle."""
 
     def __init__(
         self,
@@ -142,10 +140,8 @@ class Grammars:
     ) -> None:
         self._encode = encode
         # One more token as the end of text, since not every vocabulary has one.
-        self.tokens, self.eos_token_id, self._ends = [*tokens, b""], len(tokens), sorted(ends)
-        self.bos_token_id, self.special_token_ids = None, [*self._ends, len(tokens)]
-        self._tokenizer = LLTokenizer(TokenizerWrapper(self))
-        self._compiled = lru_cache(maxsize=_MAX_COMPILED)(lambda *_: _Compiled())
+        self.tokens, self.eos_token_id = [*tokens, b""], len(tokens)
+        self.bos_token_id, self.special_token_ids = None, [*sorted(ends), len(tokens)]
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
         """Return the ids of a text; llguidance uses it for forced tokens.
@@ -156,6 +152,21 @@ class Grammars:
             return self._encode(text.encode() if isinstance(text, str) else text)
         except UsageError:
             return []
+
+
+class Grammars:
+    """A factory of matchers for one vocabulary, which compiles each grammar once."""
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        ends: Collection[int],
+        encode: Callable[[bytes], Sequence[int]],
+    ) -> None:
+        self._tokens, self._encode = tokens, encode
+        self._end, self._ends = len(tokens), sorted(ends)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokens, ends, encode)))
+        self._compiled = lru_cache(maxsize=_MAX_COMPILED)(lambda *_: _Compiled())
 
     def matcher(self, sampling: SamplingConfig) -> Matcher | None:
         """Return a new matcher for the constraint of `sampling`, None without one.
@@ -171,13 +182,14 @@ class Grammars:
 
         def renew() -> LLMatcher:
             compiled.matcher = None
-            return self._compile(*key)
+            return self.compile(*key)
 
-        shared = compiled.matcher or self._compile(*key)
+        shared = compiled.matcher or self.compile(*key)
         compiled.matcher = shared
-        return Matcher(shared.deep_copy(), self.eos_token_id, self._ends, kind, renew)
+        return Matcher(shared.deep_copy(), self._end, self._ends, kind, renew)
 
-    def _compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
+    def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
+        """Return a matcher for a constraint of this kind; raises UsageError as `matcher`."""
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
@@ -204,7 +216,7 @@ class Grammars:
     @cached_property
     def _missing_characters(self) -> str:
         """A class of the characters with a first byte that is in no token; empty without any."""
-        present = {byte for token in self.tokens for byte in token}
+        present = {byte for token in self._tokens for byte in token}
         ranges = [_characters_starting(byte) for byte in range(256) if byte not in present]
         pairs = "".join(rf"\x{{{r[0]:x}}}-\x{{{r[-1]:x}}}" for r in ranges if r)
         return pairs and f"[{pairs}]"
@@ -233,7 +245,7 @@ def _on_large_stack(compute: Callable[[], LLMatcher]) -> LLMatcher:
     with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            threading.Thread(target=run).start()
+            threading.Thread(target=run, daemon=True).start()  # it may take minutes
         finally:
             threading.stack_size(before)
     return result.result()

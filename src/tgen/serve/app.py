@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from tgen.config import CONSTRAINTS
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve import metrics
 from tgen.serve.access import Access
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import EngineThread, Job
+from tgen.serve.grammar_check import GrammarCheck
 from tgen.serve.http_error import HttpError, bad_request, internal_error, model_not_found, to_http
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare
 from tgen.serve.text_response import TextResponse
@@ -35,6 +37,7 @@ class ServiceLimits:
     body_bytes: int
     body_seconds: float  # until the whole body is there
     request_seconds: float  # until the last token, in the queue and in the batch
+    grammar_seconds: float = 2.0  # to compile a constraint
 
 
 class Service:
@@ -56,6 +59,7 @@ class Service:
         self._name, self._fingerprint, self._created = name, fingerprint, int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+        self._grammars = GrammarCheck(model.vocabulary, limits.grammar_seconds)
         self._access = Access(api_key, allowed_hosts)
         self._router = Starlette(
             routes=[
@@ -93,6 +97,7 @@ class Service:
 
     def close(self) -> None:
         """Prepare no more requests."""
+        self._grammars.close()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
     async def _health(self, request: Request) -> Response:
@@ -144,6 +149,9 @@ class Service:
             raise bad_request(message, "n")
         self._engine.reserve(n)
         try:
+            sampling = text_request.sampling
+            if any(sampling.get(name) for name in CONSTRAINTS):
+                await _while_connected(request, self._grammars.check(sampling))
             prepared = await asyncio.get_running_loop().run_in_executor(
                 self._preparers, prepare, self._model, text_request, limits.max_tokens
             )
@@ -182,6 +190,24 @@ class Service:
             message = f"the body did not arrive within {seconds:g} seconds"
             raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work, which is cancelled if the client leaves; then raise ClientDisconnect."""
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.create_task(one) for one in (work, leave())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _answer_tgen_error(request: Request, error: Exception) -> Response:

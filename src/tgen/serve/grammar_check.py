@@ -1,0 +1,114 @@
+"""Grammars of requests, compiled first in processes that end after their time.
+
+See `generation.grammar_child`. Only what has compiled there is compiled in the server, so that a
+grammar that takes minutes ends its own request alone.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from typing import Any
+
+from tgen.config import CONSTRAINTS, SamplingConfig
+from tgen.errors import UsageError
+from tgen.generation.vocabulary import Vocabulary
+
+_REMEMBERED = 1000  # grammars
+_LINE_BYTES = 64 << 20
+
+
+class GrammarCheck:
+    """A check whether grammars compile within `seconds`; used by one event loop."""
+
+    def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
+        self._vocabulary, self._seconds = vocabulary, seconds
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._n = 0
+        self._results: OrderedDict[str, UsageError | None] = OrderedDict()  # by constraint
+
+    async def check(self, sampling: dict[str, Any]) -> None:
+        """Raise UsageError if the constraint of a request's sampling fields is invalid or takes too
+        long. To cancel it ends its process."""
+        kind = next((name for name in CONSTRAINTS if sampling.get(name)), None)
+        if kind is None or not hasattr(os, "fork"):
+            return
+        names = (kind, "ban") if kind == "choices" else (kind,)
+        config = SamplingConfig(**{name: sampling[name] for name in names if name in sampling})
+        constraint = json.dumps([kind, getattr(config, kind), list(config.ban)])
+        if constraint not in self._results:
+            self._results[constraint] = await self._compile(kind, constraint)
+            if len(self._results) > _REMEMBERED:
+                self._results.popitem(last=False)
+        if (error := self._results[constraint]) is not None:
+            raise error
+
+    async def start(self) -> Process:
+        """Start the process, unless it runs, and send it the vocabulary."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            command = [sys.executable, "-P", "-m", "tgen.generation.grammar_child"]
+            path = os.pathsep.join(filter(None, sys.path))
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                limit=_LINE_BYTES,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+            tokens = [token.decode("latin-1") for token in self._vocabulary.tokens]
+            self._send(process, {"tokens": tokens, "ends": sorted(self._vocabulary.ends)})
+            self._process = process
+            self._reader = asyncio.create_task(self._read(process))
+            return process
+
+    def close(self) -> None:
+        """End the process and what it compiles."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _compile(self, kind: str, constraint: str) -> UsageError | None:
+        process = await self.start()
+        self._n += 1
+        number = self._n
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._send(
+            process,
+            {"id": number, "constraint": json.loads(constraint), "seconds": self._seconds},
+        )
+        try:
+            result = await answer
+        except asyncio.CancelledError:
+            self._send(process, {"id": number, "cancel": True})
+            raise
+        finally:
+            del self._pending[number]
+        if "died" in result:
+            message = f"{kind}: takes more than {self._seconds:g} s to compile, or too much memory"
+            return UsageError(message, "simplify it", field=kind)
+        if "message" in result:
+            return UsageError(result["message"], result["hint"], field=kind)
+        return None
+
+    @staticmethod
+    def _send(process: Process, request: dict[str, Any]) -> None:
+        assert process.stdin
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout
+        while line := await process.stdout.readline():
+            answer = json.loads(line)
+            future = self._pending.get(answer["id"])
+            if future is not None and not future.done():
+                future.set_result(answer)
+        await process.wait()
+        for future in self._pending.values():  # it was killed
+            if not future.done():
+                future.set_result({"died": True})

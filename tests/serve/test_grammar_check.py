@@ -1,0 +1,51 @@
+"""Grammars that take too long or too much memory end their own request alone."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from support.servers import serving
+
+
+def body(schema: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"prompt": "x", "max_tokens": 5, "response_format": form}
+
+
+def slow(n: int) -> dict[str, Any]:
+    return body({"type": "integer", "multipleOf": n})  # minutes
+
+
+def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -> None:
+    with serving(chat_model, "--grammar-timeout", 1, "--queue", 4) as server:
+        path, numbers = "/v1/completions", (9_999_991, 9_999_973, 9_999_991)
+
+        def ask(n: int) -> httpx2.Response:
+            return httpx2.post(server.url + path, json=slow(n), timeout=900)
+
+        with ThreadPoolExecutor() as pool:
+            answers = pool.map(ask, numbers)
+            assert server.post(path, {"prompt": "x", "max_tokens": 1}).status_code == 200
+        for answer in answers:
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == "response_format"
+            assert "takes more than 1 s to compile" in error["message"]
+
+
+def test_client_that_leaves_cancels_its_grammar(chat_model: Path) -> None:
+    with serving(chat_model, "--queue", 1) as server:
+        content = json.dumps(slow(9_999_991)).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost:{server.port}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head.encode() + content)
+            while not server.metric("num_requests_waiting"):
+                pass
+        server.wait_until_free()
+        answer = server.post("/v1/completions", body({"type": "boolean"}))
+        assert answer.status_code == 200, answer.text
