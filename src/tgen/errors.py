@@ -2,6 +2,7 @@
 
     TgenError                     exit status 1: an expected failure
     ├── UsageError                2: an option or a setting with an invalid value
+    │   └── ContextError             a text that the model's context has no room for
     ├── CorpusError               1: the training text
     ├── TokenizerError            1: tokenizer.json
     ├── ModelError                1: a model directory or its tensors
@@ -37,6 +38,10 @@ class UsageError(TgenError):
     def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
         super().__init__(message, hint)
         self.field = field
+
+
+class ContextError(UsageError):
+    """A text that the model's context has no room for."""
 
 
 class CorpusError(TgenError):

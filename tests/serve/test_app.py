@@ -180,6 +180,12 @@ def test_response_format_constrains_the_text(
         model=served.model, prompt="x", max_tokens=99, extra_body={"response_format": form}
     )
     assert isinstance(json.loads(text.choices[0].text)["a"], bool)
+    # The form of llama.cpp.
+    extra = {"response_format": {"type": "json_object", "schema": schema}}
+    text = client.completions.create(
+        model=served.model, prompt="x", max_tokens=99, extra_body=extra
+    )
+    assert isinstance(json.loads(text.choices[0].text)["a"], bool)
 
 
 NAMED: list[tuple[dict[str, Any], str]] = [
@@ -215,6 +221,13 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {}}, "stream_options"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+    ({"response_format": {"type": "json_object", "strct": True}}, "response_format.strct"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
+        "response_format.json_schema.foo",
+    ),
+    ({"x" * 900_000: 1}, "x" * 60),
 ]
 
 
@@ -249,6 +262,15 @@ def test_chat_errors(served: ServerProcess, fields: dict[str, Any]) -> None:
     answer = served.post("/v1/chat/completions", {"max_tokens": 2} | fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_conversation_that_is_too_long_has_a_code(served: ServerProcess) -> None:
+    for n in (3000, 400_000):
+        messages = [{"role": "user", "content": "x " * n}]
+        answer = served.post("/v1/chat/completions", {"messages": messages})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages"
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +345,12 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
     form = {"Content-Type": "text/plain"}
     answer = served.http.post("/v1/completions", content=b"{}", headers=form)
     assert answer.status_code == 415
-    assert served.http.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/health/"):
+        assert served.http.get(path).json() == {"status": "ok"}
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        line = f"GET {served.url}/health HTTP/1.1\r\n"
+        client.sendall(f"{line}Host: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert client.makefile("rb").read().endswith(b'{"status":"ok"}')
     other = served.http.get("/health", headers={"Host": "evil.example"})
     assert other.status_code == 403
     assert (

@@ -93,6 +93,45 @@ def test_slow_answers_keep_their_connection() -> None:
     asyncio.run(talk_to(app, talk, Counting))
 
 
+def test_new_connections_take_the_place_of_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "idle_seconds", 900)
+    monkeypatch.setattr("tgen.serve.server._MAX_CONNECTIONS", 3)
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = writer.get_extra_info("peername")
+        idle = [await asyncio.open_connection(*address) for _ in range(9)]
+        reader, last = await asyncio.open_connection(*address)
+        last.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b"done\r\n0\r\n\r\n")
+        for _, other in (*idle, (reader, last)):
+            other.close()
+
+    asyncio.run(talk_to(app, talk))
+
+
+def test_more_requests_than_may_be_open_are_refused(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tgen.serve.app._MAX_OPEN", 0)
+
+    async def main() -> None:
+        engine = EngineThread(loaded, batch_size=2, queue_size=8)
+        limits = ServiceLimits(max_tokens=9, body_bytes=999, body_seconds=9, request_seconds=9)
+        service = Service(loaded, engine, limits, name="tiny", fingerprint="")
+        status, body = await _call(service, b'{"prompt": "x"}', whole=True)
+        assert status == 503
+        assert b'"overloaded"' in body
+        engine.stop()
+        engine.join(60)
+        service.close()
+
+    asyncio.run(main())
+
+
 async def _call(service: Service, body: bytes, *, whole: bool) -> tuple[int, bytes]:
     """Return the status and the body of an answer to a client that stays connected."""
     parts = [{"type": "http.request", "body": body, "more_body": not whole}]

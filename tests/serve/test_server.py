@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +155,31 @@ def test_texts_that_do_not_end_in_time_are_cut_visibly(chat_model: Path, stop: s
             *_, end = running
         assert json.loads(end.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert server.process.wait(60) == 0
+
+
+BLOCKED = """
+import sys, threading
+import tgen.serve.app
+from tgen.cli import app
+tgen.serve.app.prepare = lambda *_: threading.Event().wait()
+app.main()
+"""
+
+
+def test_second_signal_ends_the_server_whatever_runs(chat_model: Path) -> None:
+    command = [sys.executable, "-c", BLOCKED, "serve", "-m", chat_model, "--port", "0"]
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE) as process:
+        server = ServerProcess(process, None)
+        body = json.dumps(LONG).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            while not server.metric("num_requests_waiting"):
+                pass
+            process.send_signal(signal.SIGTERM)
+            while server.http.get("/health").status_code == 200:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(900) == 0

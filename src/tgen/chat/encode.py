@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tgen.chat.render import Message, Sandbox
 from tgen.checkpoint.chat_template import ChatTemplate
-from tgen.errors import UsageError
+from tgen.errors import ContextError, UsageError
 from tgen.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1 << 20  # over all messages
@@ -91,7 +91,7 @@ class ChatFormat:
         if not ids:
             raise UsageError("the chat template renders these messages as ''", "add a message")
         if len(ids) > self._context_length:  # do not drop the first messages silently
-            raise UsageError(
+            raise ContextError(
                 f"the conversation has {len(ids):,} tokens (limit {self._context_length:,})",
                 "shorten the messages or start a new conversation",
             )
@@ -146,10 +146,10 @@ class ChatFormat:
         return len("".join(text.split()) if self._takes_spaces else text)
 
     def _check_length(self, text: str) -> None:
-        """Raise UsageError for a text that cannot fit the context, before encoding it."""
+        """Raise ContextError for a text that cannot fit the context, before encoding it."""
         if not self.fits(text):
             n = self._count_characters(text)
-            raise UsageError(
+            raise ContextError(
                 f"the conversation has {n:,} characters, too many for a context of "
                 f"{self._context_length:,} tokens",
                 "shorten the messages or start a new conversation",
@@ -215,7 +215,7 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
         raise UsageError("a message contains an unpaired surrogate", "remove it") from None
     length = sum(len(message["content"]) for message in messages)
     if length > MAX_CHARACTERS:
-        raise UsageError(
+        raise ContextError(
             f"the messages are too long ({length:,} characters, limit {MAX_CHARACTERS:,})",
             "shorten the messages or start a new conversation",
         )

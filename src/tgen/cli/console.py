@@ -10,6 +10,8 @@ from tgen.cli.streams import StdoutClosedError, discard_stdout, stderr, strip_li
 from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
+_MOMENT_SECONDS = 0.5
+
 
 def require_stdout() -> None:
     """Raise TgenError if stdout is closed."""
@@ -157,3 +159,17 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], N
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)
+
+
+@contextmanager
+def announce(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Print a status line if the block takes longer than a moment."""
+    import threading
+
+    timer = threading.Timer(_MOMENT_SECONDS, print_status, [text])
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -46,6 +46,7 @@ _MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
 _MAX_RULES = 2000
 # llguidance calls itself for a rule within a rule, up to 180 MB deep within these limits.
 _STACK_BYTES = 256 << 20
+_MAX_SECONDS = 60  # to compile; a server allows less, see `grammar_child`
 _stack_size_lock = threading.Lock()
 # A comment, a string, a regular expression, what is before a JSON schema, the colon of a rule.
 _LARK_TOKEN = re.compile(
@@ -200,7 +201,7 @@ class Grammars:
             grammar = _to_llguidance(kind, value, self._missing_characters)
             limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
             matcher = _on_large_stack(
-                lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+                lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), kind
             )
         except ValueError as error:
             hint = _CORRECT if kind == "grammar" else "use a valid JSON schema"
@@ -232,8 +233,12 @@ class Grammars:
                 ) from None
 
 
-def _on_large_stack(compute: Callable[[], LLMatcher]) -> LLMatcher:
-    """Return the result of a thread that has room for deep recursion."""
+def _on_large_stack(compute: Callable[[], LLMatcher], kind: str) -> LLMatcher:
+    """Return the result of a thread that has room for deep recursion.
+
+    Raises UsageError after `_MAX_SECONDS`; the thread cannot be stopped, but Ctrl-C and the end of
+    the process do not wait for it.
+    """
     result: Future[LLMatcher] = Future()
 
     def run() -> None:
@@ -248,7 +253,10 @@ def _on_large_stack(compute: Callable[[], LLMatcher]) -> LLMatcher:
             threading.Thread(target=run, daemon=True).start()  # it may take minutes
         finally:
             threading.stack_size(before)
-    return result.result()
+    try:
+        return result.result(_MAX_SECONDS)
+    except TimeoutError:
+        raise _error(kind, f"takes more than {_MAX_SECONDS} s to compile") from None
 
 
 def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
@@ -260,6 +268,8 @@ def _error(kind: str, reason: str) -> UsageError:
     hint = _CORRECT if kind == "grammar" else "use features that llguidance supports"
     if reason.startswith(_NO_TEXT):
         hint = "use one that some text matches"
+    if reason.startswith("takes more"):
+        hint = "simplify it"
     return UsageError(f"{kind}: {reason}", hint, field=kind)
 
 

@@ -22,11 +22,20 @@ from tgen.serve.access import Access
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.grammar_check import GrammarCheck
-from tgen.serve.http_error import HttpError, bad_request, internal_error, model_not_found, to_http
+from tgen.serve.http_error import (
+    HttpError,
+    bad_request,
+    internal_error,
+    model_not_found,
+    to_http,
+    unavailable,
+)
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare
 from tgen.serve.text_response import TextResponse
 
 _PREPARING_THREADS = 2
+_SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
+_MAX_OPEN = 512  # requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,7 @@ class Service:
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
         self._grammars = GrammarCheck(model.vocabulary, limits.grammar_seconds)
+        self._n_open = 0  # requests that are being answered
         self._access = Access(api_key, allowed_hosts)
         self._router = Starlette(
             routes=[
@@ -86,14 +96,20 @@ class Service:
                 self._metrics.responses[message["status"]] += 1
             await send(message)
 
+        scope["path"] = _plain_path(scope["path"])
+        self._n_open += 1
         try:
             self._access.check(scope)
             if scope["path"].startswith("/v1/"):
                 self._engine.check_open()
+                if self._n_open > _MAX_OPEN:
+                    raise unavailable("too many requests at a time", "overloaded")
         except HttpError as error:
             await error.response()(scope, receive, count_and_send)
         else:
             await self._router(scope, receive, count_and_send)
+        finally:
+            self._n_open -= 1
 
     def close(self) -> None:
         """Prepare no more requests."""
@@ -138,8 +154,12 @@ class Service:
         if content_type != "application/json":
             raise HttpError(415, "the Content-Type is not application/json")
         body = await self._read_body(request)
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            text_request = parse(body, kind, self._name)
+            if len(body) < _SMALL_BODY:
+                text_request = parse(body, kind, self._name)
+            else:
+                text_request = await run(self._preparers, parse, body, kind, self._name)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
         n, limits = text_request.n_texts, self._limits
@@ -152,7 +172,7 @@ class Service:
             sampling = text_request.sampling
             if any(sampling.get(name) for name in CONSTRAINTS):
                 await _while_connected(request, self._grammars.check(sampling))
-            prepared = await asyncio.get_running_loop().run_in_executor(
+            prepared = await run(
                 self._preparers, prepare, self._model, text_request, limits.max_tokens
             )
         except BaseException:
@@ -190,6 +210,14 @@ class Service:
             message = f"the body did not arrive within {seconds:g} seconds"
             raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
+
+
+def _plain_path(path: str) -> str:
+    """Return the path of a request target, which may have the server's address before it and a
+    slash after it."""
+    if path.startswith(("http://", "https://")):
+        path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
+    return path.rstrip("/") or "/"
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from tgen.errors import TgenError
+from tgen.errors import ContextError, TgenError
 
 _PARAMETERS = {"json_schema": "response_format", "max_new_tokens": "max_tokens"}
 _RETRY_SECONDS = 1
@@ -84,5 +84,7 @@ def to_http(error: Exception) -> HttpError:
         return error
     if not isinstance(error, TgenError):
         return internal_error()
+    if isinstance(error, ContextError):
+        return bad_request(error.message, "messages", "context_length_exceeded")
     field = getattr(error, "field", "").partition(" ")[0]
     return bad_request(error.message, _PARAMETERS.get(field, field) or None)

@@ -30,7 +30,7 @@ from tgen.version import __version__
 IDLE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end
-_MAX_CONNECTIONS = 512
+_MAX_CONNECTIONS = 600  # more than requests that may be open, see `app`
 _BACKLOG = 256
 
 
@@ -46,6 +46,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to watch."""
         super().connection_made(transport)
+        if len(self.connections) > _MAX_CONNECTIONS:  # make room for one that may ask
+            others = (c for c in self.connections if isinstance(c, Connection) and c is not self)
+            next((c for c in others if not c.is_answering), self).transport.abort()
         self._last_state: tuple[Any, ...] = ()
         self._watch = self.loop.call_later(self.idle_seconds, self._check)
 
@@ -54,11 +57,15 @@ class Connection(H11Protocol):
         self._watch.cancel()
         super().connection_lost(exc)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a response has begun or is being computed."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _check(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
         unsent = self.transport.get_write_buffer_size()
         state = (self.cycle, unsent)
-        if state == self._last_state and (unsent or not is_answering):
+        if state == self._last_state and (unsent or not self.is_answering):
             self.transport.abort()
             return
         self._last_state = state
@@ -144,7 +151,6 @@ async def _serve(model: LoadedModel, sock: socket.socket, settings: ServerSettin
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     server = _Server(config, engine, settings.drain_seconds)

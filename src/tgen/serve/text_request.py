@@ -141,19 +141,30 @@ class _StreamOptions(JsonObject):
     include_usage: bool | None = None
 
 
-class _JsonSchema(JsonObject):
-    definition: Annotated[dict[str, Any], AfterValidator(_check_size)] = Field(alias="schema")
+_Schema = Annotated[dict[str, Any], AfterValidator(_check_size)]
 
 
-class _ResponseFormat(JsonObject):
+class _JsonSchema(JsonObject, extra="forbid"):
+    definition: _Schema = Field(alias="schema")
+    name: Any = None
+    description: Any = None
+    strict: Any = None  # every text satisfies the schema
+
+
+class _ResponseFormat(JsonObject, extra="forbid"):
     type: str = ""
     json_schema: _JsonSchema | None = None
+    # Of json_object, as in llama.cpp.
+    definition: Annotated[_Schema | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         lacks_schema = self.type == "json_schema" and not self.json_schema
         if lacks_schema or self.type not in ("text", "json_object", "json_schema"):
             raise ValueError("the type text, json_object, or json_schema with a schema")
+        unused = self.type != "json_schema" and self.json_schema
+        if unused or (self.type != "json_object" and self.definition is not None):
+            raise ValueError("no schema that its type does not use")
         return self
 
     @property
@@ -161,7 +172,9 @@ class _ResponseFormat(JsonObject):
         """The JSON schema that the text must satisfy; None for any text."""
         if self.type == "json_schema" and self.json_schema:
             return self.json_schema.definition
-        return {"type": "object"} if self.type == "json_object" else None
+        if self.type != "json_object":
+            return None
+        return {"type": "object"} if self.definition is None else self.definition
 
 
 class _TextRequest(JsonObject):
@@ -289,7 +302,7 @@ def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
             raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
         if name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
-            hint = suggest(name, [*kind.model_fields, *_NEUTRAL, *_IGNORED])
+            hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
     try:

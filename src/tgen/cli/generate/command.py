@@ -107,7 +107,11 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     if lines is not None:
         queue.read(lines, jsonl=str(options.input_file).endswith((".jsonl", ".ndjson")))
     elif prompt is not None:
-        with flags_in_errors(GenerateOptions), files_in_errors(options.sampling):
+        with (
+            flags_in_errors(GenerateOptions),
+            files_in_errors(options.sampling),
+            console.announce("compiling the constraint", quiet=quiet),
+        ):
             queue.add(prompt)
         cache = _prompt_cache(model, prompt, options, quiet=quiet)
         decoding = replace(decoding, prompt_cache=cache)
