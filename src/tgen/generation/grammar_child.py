@@ -1,27 +1,40 @@
 """The process in which grammars of requests are compiled first: one JSON request per line, one
 JSON answer per line, in any order.
 
-A grammar may take minutes or all memory to compile, and llguidance cannot be interrupted. So each
-is compiled in a fork of this process, which has the vocabulary already and ends after its time.
+A grammar may take minutes or all memory to compile, and llguidance cannot be interrupted. So forks
+of this process, which has the vocabulary already, compile them: one after another as long as they
+are quick. One that is slow keeps its fork, which ends after its time, and others get another.
 """
 
 import json
 import os
-import select
 import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 from tgen.generation.constrained import Grammars
+from tgen.storage import files
 
 _BYTES = 1 << 30  # of memory that a grammar may take
-_POLL_SECONDS = 0.02  # until the end of a fork is noticed
+_POLL_SECONDS = 0.05  # until a slow grammar is noticed
 _QUICK_SECONDS = 0.1  # most grammars take less; others get the lowest priority
 _LOWEST_PRIORITY = 19
+_MAX_IDLE = 4  # forks
+
+
+@dataclass
+class _Fork:
+    process: int
+    connection: Connection
+    start: float = 0.0  # of its grammar, by time.monotonic
+    slow: bool = False
 
 
 def main() -> None:
@@ -32,75 +45,84 @@ def main() -> None:
     `message` and its `hint`; without an answer from the fork, `died`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    grammars: Grammars | None = None
-    forks: dict[int, _Fork] = {}  # by number of the request
+    first = json.loads(sys.stdin.buffer.readline())
+    tokens = [token.encode("latin-1") for token in first["tokens"]]
+    grammars = Grammars(tokens, first["ends"], lambda _: [])
+    idle: list[_Fork] = []
+    busy: dict[int, _Fork] = {}  # by number of the request
     stdin, rest = sys.stdin.fileno(), b""
     while True:
-        ready, _, _ = select.select([stdin], [], [], _POLL_SECONDS if forks else None)
-        if ready:
+        connections: list[Any] = [fork.connection for fork in busy.values()]
+        ready = wait([stdin, *connections], _POLL_SECONDS if busy else None)
+        for number, fork in list(busy.items()):
+            if fork.connection in ready:
+                del busy[number]
+                _finish(number, fork, idle)
+            elif time.monotonic() > fork.start + _QUICK_SECONDS and not fork.slow:
+                fork.slow = True
+                os.setpriority(os.PRIO_PROCESS, fork.process, _LOWEST_PRIORITY)
+        if stdin in ready:
             data = os.read(stdin, 1 << 20)
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if grammars is None:
-                    first = json.loads(line)
-                    tokens = [token.encode("latin-1") for token in first["tokens"]]
-                    grammars = Grammars(tokens, first["ends"], lambda _: [])
-                else:
-                    _start(json.loads(line), grammars, forks)
-        for number, fork in list(forks.items()):
-            if os.waitpid(fork.process, os.WNOHANG)[0]:
-                del forks[number]
-                _answer({"id": number, "died": True})  # ignored after an answer of its own
-            elif time.monotonic() > fork.start + _QUICK_SECONDS:
-                os.setpriority(os.PRIO_PROCESS, fork.process, _LOWEST_PRIORITY)
-    for fork in forks.values():
+            for request in map(json.loads, lines):
+                if "cancel" not in request:
+                    fork = idle.pop() if idle else _make_fork(grammars)
+                    fork.start = time.monotonic()
+                    fork.connection.send((request["constraint"], request["seconds"]))
+                    busy[request["id"]] = fork
+                elif request["id"] in busy:
+                    os.kill(busy[request["id"]].process, signal.SIGKILL)
+    for fork in busy.values():
         os.kill(fork.process, signal.SIGKILL)
 
 
-class _Fork(NamedTuple):
-    process: int
-    start: float  # by time.monotonic
-
-
-def _start(request: dict[str, Any], grammars: Grammars, forks: dict[int, _Fork]) -> None:
-    number = request["id"]
-    if "cancel" in request:
-        if number in forks:
-            os.kill(forks[number].process, signal.SIGKILL)
-        return
-    process = os.fork()
-    if process:
-        forks[number] = _Fork(process, time.monotonic())
-        return
-    _limit(request["seconds"])
-    kind, value, ban = request["constraint"]
-    answer: dict[str, Any] = {"id": number}
+def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:
+    """Pass on the answer of a fork, and keep the fork if its grammar was quick."""
     try:
-        grammars.compile(kind, value, tuple(ban))
-    except UsageError as error:
-        answer |= {"message": error.message, "hint": error.hint}
-    except (MemoryError, RecursionError):
-        os._exit(1)
-    _answer(answer)
-    os._exit(0)
+        answer = fork.connection.recv()
+    except EOFError:
+        answer, fork.slow = {"died": True}, True
+    sys.stdout.write(json.dumps({"id": number} | answer) + "\n")
+    sys.stdout.flush()
+    if fork.slow or len(idle) >= _MAX_IDLE:
+        fork.connection.close()  # ends it
+        os.waitpid(fork.process, 0)
+    else:
+        idle.append(fork)
 
 
-def _limit(seconds: float) -> None:
-    """End this process after its time, whatever runs; its alarm cannot be delayed by Python."""
-    with suppress(ImportError, ValueError, OSError):
+def _make_fork(grammars: Grammars) -> _Fork:
+    ours, theirs = Pipe()
+    process = os.fork()
+    if not process:
+        ours.close()
+        _compile_all(grammars, theirs)
+    theirs.close()
+    return _Fork(process, ours)
+
+
+def _compile_all(grammars: Grammars, connection: Connection) -> NoReturn:
+    """Answer constraints until the connection or the time of one ends; end the process."""
+    with suppress(ImportError, ValueError, OSError, TgenError):
         import resource
 
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        used = int(files.read(Path("/proc/self/statm")).split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _answer(answer: dict[str, Any]) -> None:
-    line = json.dumps(answer).encode() + b"\n"
-    os.write(sys.stdout.fileno(), line)  # at most 4 KB, so that lines of forks do not mix
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # Python cannot delay it
+    with suppress(EOFError, MemoryError, RecursionError, OSError):
+        while True:
+            (kind, value, ban), seconds = connection.recv()
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            answer: dict[str, Any] = {}
+            try:
+                grammars.compile(kind, value, tuple(ban))
+            except UsageError as error:
+                answer = {"message": error.message, "hint": error.hint}
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send(answer)
+    os._exit(1)
 
 
 if __name__ == "__main__":

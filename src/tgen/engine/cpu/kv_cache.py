@@ -148,4 +148,3 @@ class BlockedKVCache:
         keys = keys.reshape(*shape, n_blocks, size, LANES)
         values = values.reshape(*shape, n_blocks * LANES, size)
         return _Buffer(keys, values, (keys.ctypes.data, values.ctypes.data, n_blocks * LANES))
-
