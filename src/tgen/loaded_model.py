@@ -20,7 +20,7 @@ from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, ra
 from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
-from tgen.errors import UsageError
+from tgen.errors import ModelError, UsageError
 from tgen.generation.logprobs import TokenScores, score_stream
 from tgen.generation.loop import (
     ErrorHandler,
@@ -245,10 +245,23 @@ class LoadedModel:
         Raises UsageError if the prompt is longer than the context.
         """
         with self._borrow_engine() as engine:
-            return compute_prompt_cache(engine, prompt, known)
+            return compute_prompt_cache(engine, prompt, known)._replace(model=self._origin)
+
+    def check_cache(self, cache: PromptCache) -> None:
+        """Raise ModelError for a prompt cache that another model or dtype computed."""
+        hint = "compute a new one with cache_prompt"
+        if cache.model is None:
+            raise ModelError("the prompt cache does not name its model", hint)
+        shapes = [(len(cache.tokens),), cache.keys.shape, cache.values.shape]
+        config, origin = self.bundle.config, self._origin
+        prompt_cache.check_origin("the prompt cache", cache.model, shapes, config, origin, hint)
 
     def save_cache(self, path: Path, cache: PromptCache) -> None:
-        """Write the KV cache of a prompt to a file, bound to this model and dtype."""
+        """Write the KV cache of a prompt to a file, bound to this model and dtype.
+
+        Raises ModelError as `check_cache` does.
+        """
+        self.check_cache(cache)
         arrays = {"keys": cache.keys, "values": cache.values}
         arrays["tokens"] = np.array(cache.tokens, np.int64)
         prompt_cache.save(path, arrays, self._identity)
@@ -256,7 +269,14 @@ class LoadedModel:
     def load_cache(self, path: Path) -> PromptCache:
         """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
         arrays = prompt_cache.load(path, self.bundle.config, self._identity)
-        return PromptCache(arrays["tokens"].tolist(), arrays["keys"], arrays["values"])
+        tokens = arrays["tokens"].tolist()
+        return PromptCache(tokens, arrays["keys"], arrays["values"], self._origin)
+
+    @property
+    def _origin(self) -> prompt_cache.ModelIdentity:
+        """The identity in memory: unlike `_identity`, it does not take reading all weights."""
+        stamp, path = " ".join(map(str, self.bundle.stamp)), self.bundle.named_path
+        return prompt_cache.ModelIdentity(stamp, path, self.engine.dtype, self.engine.cache_dtype)
 
     @cached_property
     def _identity(self) -> prompt_cache.ModelIdentity:

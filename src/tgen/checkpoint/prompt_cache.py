@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -23,8 +23,8 @@ _LABELS = ("model", "weights", "cache", "name", "sha256")  # uint8 tensors with 
 class ModelIdentity(NamedTuple):
     """The model that computed keys and values."""
 
-    digest: str
-    path: Path
+    digest: str  # of its files, adapter included; in memory, their stamp
+    path: Path  # for messages
     dtype: StoredAs  # dtype of the weights in memory
     cache_dtype: str  # dtype of keys and values in memory
 
@@ -64,35 +64,52 @@ def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDA
     """Return the arrays that `save` wrote; raises ModelError if damaged or of another model."""
     header = _read_header(path)
     texts = safetensors_file.read_arrays(path, {name: header[name] for name in _LABELS})
-    labels = {name: texts[name].tobytes()[:1000] for name in _LABELS}
-    if labels["model"] != f"{VERSION} {model.digest}".encode():
-        name = os.fsdecode(labels["name"])
-        raise ModelError(
-            f"{path} belongs to {name!r}, not to {str(model.path)!r} as it is now", _RENEW_HINT
-        )
-    if labels["weights"] != model.dtype.encode():
-        dtype = labels["weights"].decode(errors="replace")[:10]
-        raise ModelError(
-            f"{path} was computed with {dtype!r} weights, but the model uses {model.dtype!r}",
-            f"add --dtype {dtype}, or {_RENEW_HINT}",
-        )
-    if labels["cache"] != model.cache_dtype.encode():
-        dtype = labels["cache"].decode(errors="replace")[:10]
-        raise ModelError(
-            f"{path} was computed with a {dtype!r} KV cache, but the model uses "
-            f"{model.cache_dtype!r}",
-            f"add --cache-dtype {dtype}, or {_RENEW_HINT}"
-            if dtype in get_args(CacheDtype)
-            else _RENEW_HINT,
-        )
-    (n,) = header["tokens"].shape
-    shape = (config.n_layers, config.n_kv_heads, n, config.head_dim)
-    if n > config.context_length or {header["keys"].shape, header["values"].shape} != {shape}:
-        raise ModelError(f"{path} does not fit its model", _RENEW_HINT)
+    labels = {name: texts[name].tobytes()[:1000].decode(errors="replace") for name in _LABELS}
+    name = Path(os.fsdecode(texts["name"].tobytes()[:1000]))
+    found = (labels["model"], name, labels["weights"], labels["cache"])
+    expected = model._replace(digest=f"{VERSION} {model.digest}")
+    shapes = [header[name].shape for name in _ARRAYS]
+    check_origin(str(path), found, shapes, config, expected, _RENEW_HINT)
     arrays = safetensors_file.read_arrays(path, {name: header[name] for name in _ARRAYS})
-    if labels["sha256"] != _digest(arrays):
+    if texts["sha256"].tobytes() != _digest(arrays):
         raise ModelError(f"{path} is damaged: its checksum is wrong", _RENEW_HINT)
     return arrays
+
+
+def check_origin(
+    name: str,
+    found: tuple[str, Path, str, str],
+    shapes: Sequence[tuple[int, ...]],
+    config: ModelConfig,
+    model: ModelIdentity,
+    hint: str,
+) -> None:
+    """Raise ModelError unless a prompt cache belongs to `model`.
+
+    `found` has the fields of the ModelIdentity that computed it, and `shapes` are those of its
+    tokens, keys and values. `name` and `hint` are for the message.
+    """
+    digest, path, dtype, cache_dtype = found
+    if digest != model.digest:
+        message = f"{name} belongs to {str(path)!r}, not to {str(model.path)!r} as it is now"
+        raise ModelError(message, hint)
+    if dtype != model.dtype:
+        raise ModelError(
+            f"{name} was computed with {dtype[:10]!r} weights, but the model uses {model.dtype!r}",
+            f"add --dtype {dtype[:10]}, or {hint}",
+        )
+    if cache_dtype != model.cache_dtype:
+        raise ModelError(
+            f"{name} was computed with a {cache_dtype[:10]!r} KV cache, but the model uses "
+            f"{model.cache_dtype!r}",
+            f"add --cache-dtype {cache_dtype}, or {hint}"
+            if cache_dtype in get_args(CacheDtype)
+            else hint,
+        )
+    tokens, *arrays = shapes
+    expected = (config.n_layers, config.n_kv_heads, *tokens, config.head_dim)
+    if tokens[0] > config.context_length or set(arrays) != {expected}:
+        raise ModelError(f"{name} does not fit its model", hint)
 
 
 def _read_header(path: Path) -> dict[str, safetensors_file.TensorEntry]:

@@ -1,12 +1,15 @@
 """The interface of all engines: sequences of one model's tokens, extended one or many at a time."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import StoredAs
+
+if TYPE_CHECKING:
+    from tgen.checkpoint.prompt_cache import ModelIdentity
 
 Logits = NDArray[np.float32]  # (B, V)
 Floats = NDArray[np.float32]
@@ -18,6 +21,7 @@ class PromptCache(NamedTuple):
     tokens: list[int]
     keys: Floats  # (L, n_kv_heads, n, D), float32, after rotation
     values: Floats
+    model: "ModelIdentity | None" = None  # the model that computed them, if known
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
