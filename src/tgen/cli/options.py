@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -21,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 
 from tgen.config import DEFAULT_ENGINE, EngineOptions
-from tgen.config.option import check_ranges, option
+from tgen.config.option import check_combinations, check_ranges, option
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
@@ -284,25 +285,9 @@ def flag_of(options_type: type, name: str) -> str:
 
 
 def _check(options: Any) -> None:
-    """Check the values of a command's options, and which are combined; raise UsageError.
-
-    A field's `excludes` are the options that cannot be given with it, and `needs` has those of
-    which it needs one: names of fields or, for a single value, NAME=VALUE. `hint` and `needs_hint`
-    say what to do.
-    """
+    """Check the values of a command's options, and which are combined; raise UsageError."""
     check_ranges(options)
-    given = _given(options)
-    for name, details in given.items():
-        shown = _shown(options, name)
-        for other in details.get("excludes", "").split():
-            if other in given:
-                message = f"{shown} cannot be combined with {_shown(options, other)}"
-                raise UsageError(message, details.get("hint", "remove one of them"))
-        needs = details.get("needs", "").split()
-        if needs and given.keys().isdisjoint(needs):
-            others = [_shown(options, other) for other in needs]
-            hint = details.get("needs_hint", f"add {others[0]}, or remove {shown}")
-            raise UsageError(f"{shown} needs {' or '.join(others)}", hint)
+    check_combinations(_given(options), partial(_shown, options))
 
 
 def _given(options: Any) -> dict[str, Mapping[str, Any]]:

@@ -5,8 +5,9 @@ Python API all come from the same declaration.
 """
 
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -15,6 +16,11 @@ from typing import Any, Literal, get_args, get_origin
 from tgen.errors import UsageError
 
 MAX_THREADS = 1024  # of `--threads` and `threads=`
+# A quoted text, or a flag and the word after it, which may be its value.
+_FLAG = re.compile(
+    r"""(?<!\w)'[^']*'|(?<![\w./'"-])(--?[a-z][a-z-]*)(?![\w-])"""
+    r"""(?:\ ('[^']*'|[^\s,;:)`-](?:[^\s,;)`]*[^\s,;:)`])?))?"""
+)
 
 
 def option(
@@ -67,6 +73,27 @@ def check_choice(name: str, value: Any, kind: Any) -> None:
         require(False, name, repr(value), f"one of {named}")
 
 
+def check_combinations(
+    given: Mapping[str, Mapping[str, Any]], show: Callable[[str], str] = str
+) -> None:
+    """Raise UsageError for options that cannot be combined; `given` has their metadata.
+
+    An option's `excludes` are those that cannot be given with it, and `needs` has those of which it
+    needs one: names of fields or, for a single value, NAME=VALUE. `hint` and `needs_hint` say what
+    to do. `show` returns how a name is spelled.
+    """
+    for name, details in given.items():
+        for other in details.get("excludes", "").split():
+            if other in given:
+                message = f"{show(name)} cannot be combined with {show(other)}"
+                raise UsageError(message, details.get("hint", "remove one of them"))
+        needs = details.get("needs", "").split()
+        if needs and given.keys().isdisjoint(needs):
+            others = [*map(show, needs)]
+            hint = details.get("needs_hint", f"add {others[0]}, or remove {show(name)}")
+            raise UsageError(f"{show(name)} needs {' or '.join(others)}", hint)
+
+
 def _choices(kind: Any) -> tuple[Any, ...]:
     """Return the values of a Literal, or of a Literal with None; of other types none."""
     for one in (kind, *get_args(kind)):
@@ -108,3 +135,44 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return the hint for a misspelled option, or "" if no known one is similar."""
     similar = get_close_matches(name, known, 1)
     return f"did you mean {similar[0]}?" if similar else ""
+
+
+def flag_values(*configs: type) -> dict[str, tuple[str, Collection[str] | None]]:
+    """Return each flag's field and the words that are known values of it; None for a switch."""
+    return {
+        spelling: (
+            one.name,
+            None
+            if bool in (one.type, *get_args(one.type))
+            else {*map(str, _choices(one.type)), *one.metadata.get("metavar", "").split("|")},
+        )
+        for config in configs
+        for one in fields(config)
+        for flag in one.metadata.get("flags", ())
+        for spelling in flag.split("/")
+    }
+
+
+def replace_flags(
+    text: str,
+    flags: Mapping[str, tuple[str, Collection[str] | None]],
+    spell: Callable[[str, str], str],
+) -> str:
+    """Return a message for another interface than the command line, with names for its flags.
+
+    `flags` is as in `flag_values`; `spell` returns a name with its value, such as top_k=5. Flags
+    that `flags` lacks stay as they are.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        flag, word = match[1], match[2] or ""
+        if flag not in flags:  # or None: a quoted text
+            return match[0]
+        name, values = flags[flag]
+        rest = f" {word}" if word else ""
+        if values is None:
+            return spell(name, str(not flag.startswith("--no-"))) + rest
+        is_value = word in values or word.isupper() or set(word) & set("0123456789./\\'")
+        return spell(name, word) if word and is_value else name + rest
+
+    return _FLAG.sub(replace, text)
