@@ -1,13 +1,27 @@
 """The Python API: load, generate, stream, train."""
 
+import copy
+import gc
+import json
+import pickle
+import shutil
 import warnings
+import weakref
+from dataclasses import fields, replace
+from operator import methodcaller
 
+import numpy as np
 import pytest
 
 import tgen
+from support.adapters import save_adapter
 from support.models import TEXT
-from tgen.errors import TrainingError, UsageError
+from tgen.checkpoint import model_dir
+from tgen.config.option import flag_values, replace_flags
+from tgen.errors import ModelError, TgenError, TrainingError, UsageError
+from tgen.reports.generation import TextDetails
 from tgen.reports.training import DoneReport, PlanReport
+from tgen.runs import RunRequest
 
 OPTIONS = {"max_new_tokens": 20, "seed": 3}
 
@@ -165,3 +179,259 @@ def test_cache_of_another_prompt_is_warned_about(trained):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.generate("What was", prompt_cache=cache, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_warnings_name_the_line_of_the_caller(trained, method):
+    model = tgen.load(trained, threads=1)
+    cache = model.cache_prompt("What is")
+    with pytest.warns(UserWarning, match="prompt_cache") as caught:
+        getattr(model, method)("king", prompt_cache=cache, max_new_tokens=1)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.fixture
+def other_weights(trained, tmp_path):
+    """Return a model of the same shape with other weights."""
+    bundle = model_dir.load(trained)
+    arrays = {name: -array for name, array in bundle.arrays.items()}
+    model_dir.save(tmp_path / "other", bundle.config, bundle.tokenizer, arrays)
+    return tmp_path / "other"
+
+
+@pytest.mark.parametrize("difference", ["weights", "replaced", "dtype", "cache_dtype", "adapter"])
+def test_prompt_cache_of_another_model_is_refused(trained, other_weights, tmp_path, difference):
+    options = {"path": shutil.copytree(trained, tmp_path / "mine"), "threads": 1}
+    model = tgen.load(**options)
+    cache = model.cache_prompt("What is")
+    if difference == "weights":
+        options["path"] = other_weights
+    elif difference == "replaced":
+        shutil.copy(other_weights / "model.safetensors", options["path"])
+    elif difference == "adapter":
+        options["adapter"] = save_adapter(tmp_path / "adapter", options["path"])
+    else:
+        options[difference] = {"dtype": "int8", "cache_dtype": "float16"}[difference]
+    other = tgen.load(**options)
+    for use in (
+        methodcaller("generate", "What is", prompt_cache=cache),
+        methodcaller("stream", "What is", prompt_cache=cache),
+        methodcaller("save_cache", tmp_path / "prompt.cache", cache),
+    ):
+        with pytest.raises(
+            ModelError, match=r"the prompt cache (belongs to|was computed)"
+        ) as error:
+            use(other)
+        assert "cache_prompt" in error.value.hint
+    assert not (tmp_path / "prompt.cache").exists()
+    own = other.cache_prompt("What is")
+    expected = other.generate("What is", **OPTIONS)
+    assert other.generate("What is", prompt_cache=own, **OPTIONS) == expected
+
+
+def test_prompt_cache_serves_every_load_of_its_model_and_no_other_shape(trained):
+    cache = tgen.load(trained, threads=1).cache_prompt("What is")
+    model = tgen.load(trained, threads=1)
+    cache = pickle.loads(pickle.dumps(cache))
+    expected = model.generate("What is", **OPTIONS)
+    assert model.generate("What is", prompt_cache=cache, **OPTIONS) == expected
+    for changed in (
+        cache._replace(tokens=cache.tokens[:-1]),
+        cache._replace(keys=cache.keys[:1]),
+        cache._replace(values=cache.values[:, :, :, :-1]),
+    ):
+        with pytest.raises(ModelError, match="the prompt cache does not fit its model"):
+            model.generate("What is", prompt_cache=changed)
+    with pytest.raises(ModelError, match="does not name its model"):
+        model.generate("What is", prompt_cache=cache._replace(model=None))
+
+
+def details_of(text):
+    return {name: getattr(text, name) for name in TextDetails.__annotations__}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"logprobs": 3}, {"logprobs": True, "explain": True}, {"stop": "e"}, {"overflow": "stop"}],
+)
+def test_texts_and_streams_have_the_details_of_their_tokens(trained, options):
+    model = tgen.load(trained, threads=1)
+    prompts = ["What is", "king"]
+    options = {"max_new_tokens": 40, "seed": 3, **options}
+    texts = model.generate_batch(prompts, **options)
+    sampling = model._loaded.sampling(options | {"logprobs": int(options.get("logprobs", 0))})
+    tokens = [[], []]
+    for token in model._loaded.tokens([*map(model.encode, prompts)], sampling=sampling):
+        tokens[token.sequence].append(token)
+    for prompt, text, own in zip(prompts, texts, tokens, strict=True):
+        alone = {**options, "seed": text.seed}
+        stream = model.stream(prompt, **alone)
+        assert (stream.finish_reason, stream.complete, stream.tokens) == (None, False, [])
+        assert text == "".join(stream) == model.generate(prompt, **alone)
+        assert details_of(text) == details_of(stream) == details_of(model.generate(prompt, **alone))
+        assert text.tokens == [token.id for token in own]
+        assert (text.finish_reason, text.complete) == (own[-1].finish, True)
+        asked, n = "logprobs" in options, options.get("logprobs", 0)
+        assert text.logprobs == ([token.logprob for token in own] if asked else None)
+        assert [*map(len, text.top_logprobs or [])] == [n] * len(own) * asked
+        explained = [replace(token, sequence=0) for token in own]
+        assert text.explanations == (explained if "explain" in options else None)
+
+
+def test_a_text_behaves_as_a_str(trained):
+    text = tgen.load(trained, threads=1).generate("What is", logprobs=2, **OPTIONS)
+    plain = str(text)
+    assert isinstance(text, str)
+    assert type(plain) is type(text + "") is type(text.strip()) is str
+    assert (text, repr(text), hash(text)) == (plain, repr(plain), hash(plain))
+    assert json.loads(json.dumps({text: text})) == {plain: plain}
+    for same in (pickle.loads(pickle.dumps(text)), copy.copy(text), copy.deepcopy(text)):
+        assert (same, details_of(same)) == (plain, details_of(text))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [{"json_schema": {"type": "string", "minLength": 500}}, {"regex": "a{50}"}],
+)
+def test_a_cut_text_is_not_complete(trained, constraint):
+    model = tgen.load(trained, threads=1)
+    for n in (0, 5):
+        text = model.generate("x", max_new_tokens=n, **constraint)
+        stream = model.stream("x", max_new_tokens=n, **constraint)
+        assert (text.finish_reason, text.complete) == ("length", False)
+        assert (list(stream) == [], stream.complete) == (text == "", False)
+    assert model.generate("x", regex="ab?", max_new_tokens=20).complete
+    assert model.generate("x", max_new_tokens=0).complete
+
+
+def test_prompts_may_be_token_ids(trained):
+    model = tgen.load(trained, threads=1)
+    ids = model.encode("What is")
+    expected = model.generate("What is", **OPTIONS)
+    cache = model.cache_prompt(ids)
+    for prompt in (ids, tuple(ids), np.array(ids), [*map(np.int32, ids)]):
+        assert model.generate(prompt, **OPTIONS) == expected
+        assert "".join(model.stream(prompt, prompt_cache=cache, **OPTIONS)) == expected
+    assert model.generate_batch([ids, "king"], **OPTIONS)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [-1], [300], [2**70], [True], [1.0], ["a"], [[1]], {1}, bytearray(b"a"), None]
+)
+def test_prompts_that_are_not_ids_are_refused(trained, prompt):
+    model = tgen.load(trained, threads=1)
+    assert model.config.vocab_size == 300
+    for use in (
+        model.generate,
+        model.stream,
+        model.cache_prompt,
+        lambda p: model.generate_batch([p]),
+    ):
+        with pytest.raises(UsageError, match="prompt: invalid value") as error:
+            use(prompt)
+        assert "token id from 0 to 299" in error.value.hint
+
+
+def test_errors_name_keywords_instead_of_flags(trained, tmp_path):
+    model = tgen.load(trained, threads=1)
+    model.save_cache(tmp_path / "cache", model.cache_prompt("a"))
+    (tmp_path / "empty").mkdir()
+    unfinished = shutil.copytree(trained, tmp_path / "unfinished")
+    (unfinished / "model.safetensors").unlink()
+    adapter = save_adapter(tmp_path / "adapter", trained)
+    (corpus := tmp_path / "corpus.txt").write_bytes(TEXT)
+    user = [{"role": "user", "content": "a"}]
+    hints = []
+    for use in (
+        lambda: model.generate("a" * 99, overflow="stop"),
+        lambda: model.generate("a", max_new_tokens=99, overflow="error"),
+        lambda: model.generate("a", require=["king"], max_new_tokens=1),
+        lambda: model.chat(user),
+        lambda: model.inspect("a" * 99),
+        lambda: tgen.load(trained, dtype="int8").load_cache(tmp_path / "cache"),
+        lambda: tgen.load(trained, cache_dtype="float16").load_cache(tmp_path / "cache"),
+        lambda: tgen.load(trained, device="mps"),
+        lambda: tgen.load(tmp_path / "empty"),
+        lambda: tgen.load(unfinished),
+        lambda: tgen.load(trained, adapter=trained),
+        lambda: tgen.load(adapter, adapter=adapter),
+        lambda: list(tgen.train(corpus, out=tmp_path / "new", chat=True)),
+        lambda: list(tgen.train(corpus, out=tmp_path / "new", template="x")),
+        lambda: list(tgen.train(corpus, out=trained)),
+        lambda: list(tgen.train(corpus, out=tmp_path / "new", resume=True)),
+        lambda: list(tgen.train(out=trained, resume=True, steps=31)),
+    ):
+        with pytest.raises(TgenError) as error:
+            use()
+        text = error.value.message + error.value.hint
+        assert "--" not in text.replace(str(tmp_path), "")
+        assert error.value.__notes__ == [f"hint: {error.value.hint}"]
+        hints.append(error.value.hint)
+    assert hints[0] == 'shorten the prompt, or add overflow="slide"'
+    assert hints[1] == 'use max_new_tokens=32 or less, or add overflow="slide"'
+    assert hints[3] == "call generate to continue the prompt as plain text"
+    assert hints[4] == "shorten the text, or add tail=True to inspect its last tokens"
+    assert f'`tgen.train(resume=True, out="{unfinished}")`' in hints[9]
+
+
+@pytest.mark.parametrize("config", [tgen.SamplingConfig, tgen.TrainConfig, RunRequest])
+def test_every_flag_has_its_keyword(config):
+    flags = flag_values(config)
+    for one in fields(config):
+        for flag in (part for pair in one.metadata.get("flags", ()) for part in pair.split("/")):
+            text = f"remove {flag}, or add {flag} 5, or run `x {flag} N`; more {flag}"
+            named = replace_flags(text, flags, "{}={}".format)
+            assert flag not in named.replace(f"{one.name}=", "")
+            assert named.count(one.name) == 4
+    kept = "run torchrun --nproc-per-node N, 'a --seed' or a--seed or --seeds"
+    assert replace_flags(kept, flags, "{}={}".format) == kept
+
+
+def test_a_closed_model_frees_its_weights(trained):
+    with tgen.load(trained, threads=1) as model:
+        assert str(trained) in repr(model)
+        assert "float32" in repr(model)
+        text = model.generate("What is", **OPTIONS)
+        stream = model.stream("What is", **OPTIONS)
+        first = next(stream)
+        engine = weakref.ref(model._loaded.engine)
+    assert first + "".join(stream) == text
+    del stream
+    gc.collect()
+    assert engine() is None
+    assert repr(model) == "<tgen.Model, closed>"
+    model.close()
+    for use in (model.generate, model.stream, lambda: model.path, lambda: model.encode("a")):
+        with pytest.raises(UsageError, match="the model is closed"):
+            use()
+
+
+def test_a_model_is_neither_pickled_nor_copied(trained):
+    model = tgen.load(trained, threads=1)
+    for use in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"Model cannot be pickled.*tgen\.load"):
+            use(model)
+
+
+def test_public_names_are_listed():
+    assert set(tgen.__all__) <= set(dir(tgen))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": "nano"}, "start_from cannot be combined with size"),
+        ({"family": "gpt2"}, "start_from cannot be combined with family"),
+        ({"vocab_size": 300}, "start_from cannot be combined with vocab_size"),
+        ({"tokenizer": "char"}, "start_from cannot be combined with tokenizer"),
+        ({"start_from": None, "general": "c.txt"}, "general needs start_from or adapter"),
+        ({"lora": 2, "resume": True}, "lora cannot be combined with resume"),
+        ({"n_ranks": 3}, "unknown option n_ranks"),
+        ({"train": 3}, "unknown option train"),
+    ],
+)
+def test_train_refuses_options_without_effect(trained, tmp_path, options, message):
+    (tmp_path / "c.txt").write_bytes(TEXT)
+    with pytest.raises(UsageError) as error:
+        tgen.train(tmp_path / "c.txt", **{"out": tmp_path / "m", "start_from": trained, **options})
+    assert error.value.message == message

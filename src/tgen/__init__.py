@@ -4,22 +4,35 @@ from tgen.version import __version__ as __version__
 
 TYPE_CHECKING = False  # as in typing, whose import would take longer than a Ctrl-C may wait
 
-__all__ = ["Model", "ModelConfig", "SamplingConfig", "TgenError", "TrainConfig", "load", "train"]
+__all__ = [
+    "Model",
+    "ModelConfig",
+    "SamplingConfig",
+    "Stream",
+    "Text",
+    "TgenError",
+    "TrainConfig",
+    "load",
+    "train",
+]
 
 if TYPE_CHECKING:
-    from tgen.api import Model, load, train
+    from tgen.api import Model, Stream, load, train
     from tgen.config import ModelConfig, SamplingConfig
     from tgen.config.training import TrainConfig
     from tgen.errors import TgenError
+    from tgen.reports.generation import Text
 
 _HOMES = {
     "Model": "api",
     "load": "api",
     "train": "api",
+    "Stream": "api",
     "ModelConfig": "config",
     "SamplingConfig": "config",
     "TrainConfig": "config.training",
     "TgenError": "errors",
+    "Text": "reports.generation",
 }
 
 
@@ -30,3 +43,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(f"tgen.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return all names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -7,12 +7,17 @@ for report in tgen.train("corpus.txt", minutes=1): ...
 """
 
 import json
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
@@ -24,18 +29,26 @@ from tgen.config import (
     Device,
     EngineOptions,
     ModelConfig,
+    SamplingConfig,
     StoredAs,
     raw,
 )
-from tgen.config.option import check_choice, require, suggest
+from tgen.config.option import (
+    check_choice,
+    check_combinations,
+    flag_values,
+    replace_flags,
+    require,
+    suggest,
+)
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import Decoding, LoadedModel, open_model
 from tgen.lora import merging
-from tgen.reports.generation import Token
+from tgen.reports.generation import Text, TextDetails, Token
 from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
 
@@ -44,7 +57,63 @@ if TYPE_CHECKING:
     from tgen.inspection.attention import Measure
     from tgen.inspection.heads import AblationKind
 
+Prompt = str | bytes | Sequence[int]  # a text, or token ids
 
+
+@cache
+def _keywords() -> dict[str, Any]:
+    """Return the keyword of each flag, as `flag_values` does."""
+    from tgen.runs import RunRequest
+
+    named = {"--model": "path", "--prompt": "text", "--save-cache": "save_cache"}
+    named |= {f"--{name}": name for name in ("layer", "head", "ablate")}
+    return {
+        **flag_values(SamplingConfig, EngineOptions, TrainConfig, RunRequest),
+        **{flag: (name, ()) for flag, name in named.items()},
+        **{f"--{name}": (name, None) for name in ("resume", "override", "tail")},
+    }
+
+
+def _spell(name: str, value: str) -> str:
+    is_code = value.isupper() or value in ("True", "False") or re.fullmatch(r"[\d.]+|'.*'", value)
+    return f"{name}={value}" if is_code else f'{name}="{value}"'
+
+
+@contextmanager
+def _named_keywords() -> Iterator[None]:
+    """Name keywords in errors where the command line has flags, and add hints to tracebacks."""
+    try:
+        yield
+    except TgenError as error:
+        error.message, error.hint = map(_without_flags, (error.message, error.hint))
+        error.args = (error.message,)
+        if error.hint and not getattr(error, "__notes__", None):
+            error.add_note(f"hint: {error.hint}")
+        raise
+
+
+def _without_flags(text: str) -> str:
+    if "torchrun --" in text:  # a command that has no other form
+        return text
+    plain = re.sub(r"remove --chat(?= to )", "call generate", text).replace("--set ", "")
+    plain = replace_flags(plain, _keywords(), _spell)
+    return re.sub(r"tgen train((?: \w+(?:=[^\s`]+)?)+)(?=`|$)", _as_call, plain)
+
+
+def _as_call(options: re.Match[str]) -> str:
+    words = [word if "=" in word else f"{word}=..." for word in options[1].split()]
+    return f"tgen.train({', '.join(words)})"
+
+
+def _warn(message: str) -> None:
+    """Warn about the line that called tgen."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__") in (__name__, "contextlib"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+@_named_keywords()
 def load(
     path: str | Path | None = None,
     *,
@@ -71,10 +140,11 @@ def load(
     adapter = None if adapter is None else Path(adapter)
     loaded = open_model(location, options, adapter=adapter)
     for warning in loaded.bundle.warnings:
-        warnings.warn(warning, stacklevel=2)
+        _warn(warning)
     return Model(loaded)
 
 
+@_named_keywords()
 def train(
     corpus: str | Path | Iterable[str | Path] = (),
     *,
@@ -104,40 +174,116 @@ def train(
     config, shape = {}, {}
     if {"steps", "minutes"} <= set(options):
         raise UsageError("minutes cannot be combined with steps", "remove one of them")
+    # Estimates for other machines are made by the command line's --dry-run alone.
+    of_run = {one.name for one in fields(RunRequest) if one.metadata.get("needs") != "dry_run"}
+    of_run.remove("train")
     for name, value in options.items():
-        if name in RunRequest.__dataclass_fields__:
+        if name in of_run:
             request[name] = value
         elif name in TrainConfig.__dataclass_fields__:
             config[name] = value
         elif name in ModelConfig.__dataclass_fields__:
             shape[name] = str(value)
         else:
-            known = [f for c in (RunRequest, TrainConfig, ModelConfig) for f in c.__annotations__]
+            known = [*of_run, *TrainConfig.__annotations__, *ModelConfig.__annotations__]
             hint = "pass a field of TrainConfig or ModelConfig, or an option of tgen train"
             raise UsageError(f"unknown option {name}", suggest(name, known) or hint)
-    request = {"overrides": shape, **request}
+    request["overrides"] = {**request.get("overrides", {}), **shape}
+    given = {
+        one.name: one.metadata
+        for one in (*fields(RunRequest), *fields(TrainConfig))
+        if options.get(one.name, one.default) not in (one.default, None)
+    }
+    check_combinations(given | ({"resume": {}} if resume else {}))
     if resume:
         if fixed := request.keys() - ResumeRequest.__dataclass_fields__.keys():
             raise UsageError(f"{min(fixed)} cannot be combined with resume", "remove it")
-        return runs.resume(
-            ResumeRequest(**request, settings=config, override=override), stopped=stopped
-        )
+        resumed = ResumeRequest(**request, settings=config, override=override)
+        return _reports(runs.resume(resumed, stopped=stopped))
     if override:
         raise UsageError("override needs resume", "pass resume=True")
     if not request["corpus"]:
         raise UsageError("no corpus", "pass a corpus, or resume=True")
-    return runs.start(RunRequest(train=TrainConfig(**config), **request), stopped=stopped)
+    started = RunRequest(train=TrainConfig(**config), **request)
+    return _reports(runs.start(started, stopped=stopped))
+
+
+def _reports(reports: Iterator[RunReport]) -> Iterator[RunReport]:
+    with _named_keywords():
+        yield from reports
+
+
+class Stream(TextDetails, Iterator[str]):
+    """The pieces of a text as it is generated, each a str of whole characters.
+
+    Its `TextDetails` grow with it; `finish_reason` is None until the text has ended.
+    """
+
+    def __init__(self, sampling: SamplingConfig, pieces: Iterator[tuple[Token, bytes]]) -> None:
+        self.start(sampling)
+        self._pieces = pieces
+
+    def __next__(self) -> str:
+        """Return the next piece."""
+        with _named_keywords():
+            for token, piece in self._pieces:
+                self.add(token)
+                if piece:
+                    return piece.decode("utf-8", errors="replace")
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the text here and free its KV cache."""
+        self._pieces = iter(())
 
 
 class Model:
     """A loaded model. Text may be str or bytes; bytes that are not UTF-8 come back as U+FFFD.
 
     It may be used from several threads, and streams may be interleaved: no text depends on the
-    others. Each open stream has its own KV cache.
+    others. Each open stream has its own KV cache. A `with` block closes the model at its end.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
+        self._opened: LoadedModel | None = loaded
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        if self._opened is None:
+            raise UsageError("the model is closed", "load it again with tgen.load")
+        return self._opened
+
+    def close(self) -> None:
+        """Free the weights, once open streams have ended; the model cannot be used afterwards."""
+        self._opened = None
+
+    def __enter__(self) -> Self:
+        """Return the model."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the model."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return the model's path, shape and dtypes."""
+        if self._opened is None:
+            return "<tgen.Model, closed>"
+        config, engine, bundle = self.config, self._opened.engine, self._opened.bundle
+        adapter = f" with adapter {str(bundle.adapter)!r}" if bundle.adapter else ""
+        return (
+            f"<tgen.Model {str(self.path)!r}{adapter}: {config.family}, layers: {config.n_layers}, "
+            f"d_model: {config.d_model}, vocabulary: {config.vocab_size:,}, "
+            f"context: {config.context_length:,}, weights: {engine.dtype}, "
+            f"KV cache: {engine.cache_dtype}>"
+        )
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise TypeError(
+            "a tgen.Model cannot be pickled or copied: pass its path, and load it there with "
+            "tgen.load"
+        )
 
     @property
     def path(self) -> Path:
@@ -154,71 +300,78 @@ class Model:
         """The model's tokenizer."""
         return self._loaded.tokenizer
 
+    @_named_keywords()
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt."""
         _check_text("prompt", text)
         return self._loaded.encode(text)
 
-    def generate(self, prompt: str | bytes = "", **options: Any) -> str:
+    def generate(self, prompt: Prompt = "", **options: Any) -> Text:
         """Return the continuation of a prompt; options as in `stream`."""
-        return "".join(self.stream(prompt, **options))
+        return _join(self.stream(prompt, **options))
 
+    @_named_keywords()
     def stream(
-        self,
-        prompt: str | bytes = "",
-        *,
-        prompt_cache: PromptCache | None = None,
-        **options: Any,
-    ) -> Iterator[str]:
-        """Yield the continuation as it is generated, in pieces of whole characters.
+        self, prompt: Prompt = "", *, prompt_cache: PromptCache | None = None, **options: Any
+    ) -> Stream:
+        """Return an iterator over the continuation, in pieces of whole characters.
 
-        `options` are the fields of `SamplingConfig`; `prompt_cache` comes from `cache_prompt`.
+        `options` are the fields of `SamplingConfig`; `prompt_cache` comes from `cache_prompt` of
+        this model. Raises UsageError and ModelError, also while the text is generated.
         """
-        sampling = self._loaded.sampling(options)
-        ids = self.encode(prompt)
-        valid = prompt_cache is None or isinstance(prompt_cache, PromptCache)
-        require(valid, "prompt_cache", repr(prompt_cache), "a result of cache_prompt or load_cache")
+        sampling = self._sampling(options)
+        ids = self._prompt_ids(prompt)
         if prompt_cache is not None:
+            _check_type(prompt_cache)
+            self._loaded.check_cache(prompt_cache)
             self._warn_if_unused(prompt_cache, ids)
         decoding = Decoding(prompt_cache=prompt_cache)
-        return self._decode(self._loaded.tokens([ids], sampling=sampling, decoding=decoding))
+        tokens = self._loaded.tokens([ids], sampling=sampling, decoding=decoding)
+        return Stream(sampling, self._loaded.pieces(tokens))
 
-    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Text:
         """Return the answer to messages, each with a `role` and a `content`.
 
         The model's chat template formats them; a message never becomes a control token.
         """
-        return "".join(self.stream_chat(messages, **options))
+        return _join(self.stream_chat(messages, **options))
 
-    def stream_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
-        """Yield the answer as it is generated, in pieces of whole characters."""
-        sampling = self._loaded.sampling(options)
-        sampling = replace(sampling, seed=row_seed(sampling.seed, 0))
+    @_named_keywords()
+    def stream_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Stream:
+        """Return an iterator over the answer, in pieces of whole characters."""
+        sampling = self._sampling(options)
         request = self._loaded.chat_request(messages, sampling)
-        return self._decode(self._loaded.complete(make_source([request]), batch_size=1))
+        tokens = self._loaded.complete(make_source([request]), batch_size=1)
+        return Stream(sampling, self._loaded.pieces(tokens))
 
+    @_named_keywords()
     def generate_batch(
-        self,
-        prompts: Sequence[str | bytes],
-        *,
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        **options: Any,
-    ) -> list[str]:
+        self, prompts: Sequence[Prompt], *, batch_size: int = DEFAULT_BATCH_SIZE, **options: Any
+    ) -> list[Text]:
         """Return each prompt's continuation, `batch_size` of them computed together.
 
         The first text is what `generate` returns; row i samples with a seed made from `seed` and i.
         """
-        sampling = self._loaded.sampling(options)
+        sampling = self._sampling(options)
         valid = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes))
         require(valid, "prompts", repr(prompts), "a list of texts")
-        prompts = list(prompts)
         valid = isinstance(batch_size, int) and batch_size >= 1
         require(valid, "batch_size", repr(batch_size), "a number of at least 1")
-        ids, texts = [self.encode(prompt) for prompt in prompts], [b""] * len(prompts)
+        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        texts = [bytearray() for _ in ids]
+        details = [
+            TextDetails().start(sampling.with_seed(row_seed(sampling.seed, row)))
+            for row in range(len(ids))
+        ]
         for token in self._loaded.tokens(ids, sampling=sampling, batch_size=batch_size):
             texts[token.sequence] += token.text
-        return [text.decode("utf-8", errors="replace") for text in texts]
+            details[token.sequence].add(token)
+        return [
+            Text(text.decode("utf-8", errors="replace"), detail)
+            for text, detail in zip(texts, details, strict=True)
+        ]
 
+    @_named_keywords()
     def score(self, text: str | bytes, *, stride: int | None = None) -> float:
         """Return the bits per byte of a text, as `tgen score`: lower means better predicted.
 
@@ -237,6 +390,7 @@ class Model:
             raise UsageError("no text to score", "pass more than one token to this model")
         return bits_per_byte
 
+    @_named_keywords()
     def inspect(
         self,
         text: str | bytes,
@@ -270,18 +424,26 @@ class Model:
         page = attention_page(inspector, layer=layer, head=head, measure=measure, ablate=ablate)
         return AttentionPage(bundle.path.name, page)
 
-    def cache_prompt(self, prompt: str | bytes) -> PromptCache:
+    @_named_keywords()
+    def cache_prompt(self, prompt: Prompt) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""
-        return self._loaded.cache_prompt(self.encode(prompt))
+        return self._loaded.cache_prompt(self._prompt_ids(prompt))
 
+    @_named_keywords()
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
-        """Write the KV cache of a prompt to a file, bound to this model and dtype."""
+        """Write the KV cache of a prompt to a file, bound to this model and dtype.
+
+        Raises ModelError if another model or dtype computed it.
+        """
+        _check_type(cache)
         self._loaded.save_cache(Path(path), cache)
 
+    @_named_keywords()
     def load_cache(self, path: str | Path) -> PromptCache:
         """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
         return self._loaded.load_cache(Path(path))
 
+    @_named_keywords()
     def weights(self, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
         """Read all weights again, as float32 arrays or tensors by transformers' parameter names.
 
@@ -301,6 +463,7 @@ class Model:
 
         return {name: torch.from_numpy(array) for name, array in stored.items()}
 
+    @_named_keywords()
     def to_transformers(self) -> Any:
         """Return a transformers model in float32 on the CPU; raises UsageError without it."""
         if find_spec("transformers") is None:
@@ -327,11 +490,36 @@ class Model:
         elif not common_prefix_length(ids, cache.tokens):
             reason = "the cached prompt starts differently"
         if reason:
-            warnings.warn(f"prompt_cache is not used: {reason}", stacklevel=3)
+            _warn(f"prompt_cache is not used: {reason}")
 
-    def _decode(self, tokens: Iterator[Token]) -> Iterator[str]:
-        pieces = (piece for _, piece in self._loaded.pieces(tokens) if piece)
-        return (piece.decode("utf-8", errors="replace") for piece in pieces)
+    def _sampling(self, options: Mapping[str, Any]) -> SamplingConfig:
+        """Return the configuration of options; `logprobs` may be True, which is 1, or False."""
+        logprobs = options.get("logprobs")
+        switch = {"logprobs": int(logprobs)} if isinstance(logprobs, bool) else {}
+        return self._loaded.sampling({**options, **switch})
+
+    def _prompt_ids(self, prompt: Any) -> list[int]:
+        """Return the token ids of a prompt, which may have them already."""
+        if isinstance(prompt, (str, bytes)):
+            return self.encode(prompt)
+        size = self.tokenizer.vocab_size
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # an array or tensor
+        valid = isinstance(ids, Sequence) and not isinstance(prompt, (bytearray, memoryview))
+        expected = f"a str, bytes or at least one token id from 0 to {size - 1:,}"
+        require(valid and len(ids) > 0, "prompt", repr(prompt), expected)
+        for i in ids:
+            is_id = isinstance(i, Integral) and not isinstance(i, bool) and 0 <= int(i) < size
+            require(is_id, "prompt", repr(i), expected)
+        return [int(i) for i in ids]
+
+
+def _join(stream: Stream) -> Text:
+    return Text("".join(stream), stream)
+
+
+def _check_type(cache: Any) -> None:
+    valid = isinstance(cache, PromptCache)
+    require(valid, "prompt_cache", repr(cache), "a result of cache_prompt or load_cache")
 
 
 def _check_text(name: str, text: Any) -> None:

@@ -1,7 +1,9 @@
-"""A generated token, and what the samplers removed before it was sampled."""
+"""A generated token, what the samplers removed before it was sampled, and a generated text."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
+
+from tgen.config import SamplingConfig
 
 
 class RemovedCandidates(NamedTuple):
@@ -35,3 +37,53 @@ class Token:
     def last(self) -> bool:
         """Whether the sequence ends here."""
         return self.finish is not None
+
+
+class TextDetails:
+    """How a text was generated, as far as it has been.
+
+    A text that was cut before it satisfied its constraint is not `complete`. `tokens` are ids,
+    those of end tokens included. `logprobs` (nats) and `top_logprobs` (the most likely ids per
+    token) are None unless `logprobs` was set, and `explanations` unless `explain` was.
+    """
+
+    seed: int
+    finish_reason: Finish | None  # None: the text has not ended
+    complete: bool
+    tokens: list[int]
+    logprobs: list[float] | None
+    top_logprobs: list[dict[int, float]] | None
+    explanations: list[Token] | None
+
+    def start(self, sampling: SamplingConfig) -> Self:
+        """Start a text without tokens, which has ended if there can be none."""
+        has_ended = sampling.max_new_tokens == 0
+        self.seed, self.tokens = sampling.seed, []
+        self.finish_reason = "length" if has_ended else None
+        self.complete = has_ended and not sampling.constrained
+        self.logprobs, self.top_logprobs = ([], []) if sampling.logprobs else (None, None)
+        self.explanations = [] if sampling.explain else None
+        return self
+
+    def add(self, token: Token) -> None:
+        """Add the next token."""
+        self.tokens.append(token.id)
+        self.finish_reason, self.complete = token.finish, token.last and token.complete
+        if self.logprobs is not None and self.top_logprobs is not None:
+            self.logprobs.append(token.logprob)
+            self.top_logprobs.append(dict(token.top_logprobs))
+        if self.explanations is not None:
+            self.explanations.append(replace(token, sequence=0))  # not its number in a batch
+
+
+class Text(str, TextDetails):
+    """A generated text: a str that has `TextDetails`, which are lost in strings made from it."""
+
+    def __new__(cls, text: str, details: TextDetails | None = None) -> Self:
+        """Return the text; without details it has none."""
+        self = super().__new__(cls, text)
+        if details is not None:
+            vars(self).update(
+                {name: getattr(details, name) for name in TextDetails.__annotations__}
+            )
+        return self
