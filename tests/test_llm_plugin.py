@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -142,6 +143,24 @@ def test_a_schema_constrains_the_text(run):
     status, out = run("-m", "tgen/mine", "a", "--schema", json.dumps(schema), max_new_tokens=60)
     assert status == 0
     assert {type(item) for item in json.loads(out)} == {bool}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [({"regex": "a{50}"}, "after 5 tokens: raise max_new_tokens"), ({"regex": "ab?"}, "")],
+)
+def test_a_cut_text_is_warned_about(run, constraint, reason):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        assert run("-m", "tgen/mine", "a", max_new_tokens=5, **constraint)[0] == 0
+    told = [str(one.message) for one in caught if one.filename == "tgen/mine"]
+    assert told == ([f"the text is incomplete {reason}"] if reason else [])
+
+
+def test_errors_name_options_of_llm(run):
+    status, out = run("-m", "tgen/mine", "a", max_new_tokens=99, overflow="error")
+    assert status == 1
+    assert "(use -o max_new_tokens 32 or less, or add -o overflow slide)" in out
 
 
 def test_a_chat_model_answers_the_whole_conversation(run, model):

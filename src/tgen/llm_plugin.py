@@ -5,8 +5,8 @@ Each `llm` command imports this module, so tgen itself is imported where it is n
 
 import json
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,36 +55,43 @@ class TgenModel(llm.Model):
         conversation: llm.Conversation | None = None,  # noqa: ARG002  the prompt has its messages
     ) -> Iterator[str]:
         """Yield the text in pieces of whole characters."""
+        from tgen.config import SamplingConfig
+        from tgen.config.option import flag_values, replace_flags
         from tgen.errors import TgenError
 
         try:
             yield from _generate(self._name, prompt, response)
         except TgenError as error:
-            raise llm.ModelError(f"{error.message} ({error.hint})") from None
+            message = f"{error.message} ({error.hint})"
+            message = replace_flags(message, flag_values(SamplingConfig), "-o {} {}".format)
+            raise llm.ModelError(message) from None
 
 
 def _generate(name: str, prompt: llm.Prompt, response: llm.Response) -> Iterator[str]:
     from tgen.generation.loop import make_source
-    from tgen.generation.random_numbers import row_seed
+    from tgen.reports.generation import TextDetails
 
     model = _load(name)
     options = {"seed": secrets.randbelow(1 << 32)} | _given(prompt.options)
     if prompt.schema is not None:
         options["json_schema"] = prompt.schema
     sampling = model.sampling(options)
-    request = _request(model, prompt, replace(sampling, seed=row_seed(sampling.seed, 0)))
-    n_tokens, last = 0, None
+    request = _request(model, prompt, sampling)
+    details = TextDetails().start(sampling)
     tokens = model.complete(make_source([request]), batch_size=1)
     for token, piece in model.pieces(tokens):
-        n_tokens, last = n_tokens + 1, token
+        details.add(token)
         if piece:
             yield piece.decode("utf-8", "replace")
-    response.set_usage(input=len(request.prompt), output=n_tokens)
+    response.set_usage(input=len(request.prompt), output=len(details.tokens))
     response.response_json = {
-        "seed": sampling.seed,
-        "finish_reason": last.finish if last else "length",
-        "complete": last.complete if last else not sampling.constrained,
+        key: getattr(details, key) for key in ("seed", "finish_reason", "complete")
     }
+    if not details.complete:
+        reasons = {"length": "raise max_new_tokens", "context": "the context is full"}
+        reason = reasons.get(str(details.finish_reason), "no token can follow")
+        message = f"the text is incomplete after {len(details.tokens)} tokens: {reason}"
+        warnings.warn_explicit(message, UserWarning, f"tgen/{name}", 1)  # llm prints it to stderr
 
 
 def _request(model: "LoadedModel", prompt: llm.Prompt, sampling: "SamplingConfig") -> "Request":
