@@ -46,7 +46,7 @@ _MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
 _MAX_RULES = 2000
 # llguidance calls itself for a rule within a rule, up to 180 MB deep within these limits.
 _STACK_BYTES = 256 << 20
-_MAX_SECONDS = 60  # to compile; a server allows less, see `grammar_child`
+_MAX_SECONDS = 60  # to compile; a server allows less, see `serve.grammar_child`
 _stack_size_lock = threading.Lock()
 # A comment, a string, a regular expression, what is before a JSON schema, the colon of a rule.
 _LARK_TOKEN = re.compile(

@@ -1,6 +1,6 @@
 """Grammars of requests, compiled first in processes that end after their time.
 
-See `generation.grammar_child`. Only what has compiled there is compiled in the server, so that a
+See `serve.grammar_child`. Only what has compiled there is compiled in the server, so that a
 grammar that takes minutes ends its own request alone.
 """
 
@@ -52,7 +52,7 @@ class GrammarCheck:
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return self._process
-            command = [sys.executable, "-P", "-m", "tgen.generation.grammar_child"]
+            command = [sys.executable, "-P", "-m", "tgen.serve.grammar_child"]
             path = os.pathsep.join(filter(None, sys.path))
             process = await asyncio.create_subprocess_exec(
                 *command,

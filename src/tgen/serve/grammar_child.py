@@ -15,14 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NoReturn
 
-from tgen.errors import TgenError, UsageError
+from tgen.errors import UsageError
 from tgen.generation.constrained import Grammars
-from tgen.storage import files
 
-_BYTES = 1 << 30  # of memory that a grammar may take
+_BYTES = 2 << 30  # of memory that a fork may have
 _POLL_SECONDS = 0.05  # until a slow grammar is noticed
 _QUICK_SECONDS = 0.1  # most grammars take less; others get the lowest priority
 _LOWEST_PRIORITY = 19
@@ -45,9 +43,7 @@ def main() -> None:
     `message` and its `hint`; without an answer from the fork, `died`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    first = json.loads(sys.stdin.buffer.readline())
-    tokens = [token.encode("latin-1") for token in first["tokens"]]
-    grammars = Grammars(tokens, first["ends"], lambda _: [])
+    grammars: Grammars | None = None
     idle: list[_Fork] = []
     busy: dict[int, _Fork] = {}  # by number of the request
     stdin, rest = sys.stdin.fileno(), b""
@@ -67,7 +63,10 @@ def main() -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for request in map(json.loads, lines):
-                if "cancel" not in request:
+                if grammars is None:
+                    tokens = [token.encode("latin-1") for token in request["tokens"]]
+                    grammars = Grammars(tokens, request["ends"], lambda _: [])
+                elif "cancel" not in request:
                     fork = idle.pop() if idle else _make_fork(grammars)
                     fork.start = time.monotonic()
                     fork.connection.send((request["constraint"], request["seconds"]))
@@ -82,7 +81,7 @@ def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:
     """Pass on the answer of a fork, and keep the fork if its grammar was quick."""
     try:
         answer = fork.connection.recv()
-    except EOFError:
+    except (EOFError, OSError):
         answer, fork.slow = {"died": True}, True
     sys.stdout.write(json.dumps({"id": number} | answer) + "\n")
     sys.stdout.flush()
@@ -105,11 +104,10 @@ def _make_fork(grammars: Grammars) -> _Fork:
 
 def _compile_all(grammars: Grammars, connection: Connection) -> NoReturn:
     """Answer constraints until the connection or the time of one ends; end the process."""
-    with suppress(ImportError, ValueError, OSError, TgenError):
+    with suppress(ImportError, ValueError):
         import resource
 
-        used = int(files.read(Path("/proc/self/statm")).split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # Python cannot delay it
     with suppress(EOFError, MemoryError, RecursionError, OSError):
         while True:
