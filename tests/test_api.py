@@ -139,7 +139,7 @@ def test_misspelled_options_get_a_suggestion(trained, tmp_path):
 
 
 def test_train_takes_steps_or_minutes(tmp_path):
-    with pytest.raises(UsageError, match="minutes cannot be combined with steps"):
+    with pytest.raises(UsageError, match="steps cannot be combined with minutes"):
         tgen.train("corpus.txt", out=tmp_path, minutes=1, steps=5)
 
 

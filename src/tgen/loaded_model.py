@@ -151,7 +151,13 @@ class LoadedModel:
     def request(
         self, prompt: Sequence[int], sampling: SamplingConfig, ends: frozenset[int] = frozenset()
     ) -> Request:
-        """Return a checked request; raises UsageError if it cannot be fulfilled."""
+        """Return a checked request; raises UsageError if it cannot be fulfilled.
+
+        A stop string that is the name of a control token, which has no text, stops at the token.
+        """
+        controls = self.tokenizer.added_tokens
+        named = {controls.get(raw(text).decode(errors="replace")) for text in sampling.stop}
+        ends |= {i for i in named if i is not None and not self.tokenizer.token_bytes(i)}
         request = Request(prompt, sampling, ends)
         check_request(request, self.vocabulary, self.engine.context_length)
         return request

@@ -40,7 +40,7 @@ def test_short_form_finds_no_problem(name):
     judge(result.returncode, result.stdout.decode())
 
 
-@pytest.mark.parametrize("name", ["kills", "disk", "resuming", "signals", "terminal"])
+@pytest.mark.parametrize("name", ["kills", "disk", "resuming", "settings", "signals", "terminal"])
 def test_short_form_of_training_finds_no_problem(on_ranks, name):
     path = str(FAULTS / f"{name}.py")
     [run] = on_ranks(code=SCRIPT.format(folder=str(FAULTS), path=path), n=1)

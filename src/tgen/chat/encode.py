@@ -13,11 +13,12 @@ message, and then the marks are lost or change its branches.
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from tgen.chat.render import Message, Sandbox
+from tgen.chat.render import Message, RejectedMessagesError, Sandbox
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ContextError, UsageError
 from tgen.tokenizer import Tokenizer
@@ -27,6 +28,10 @@ _MAX_COMPOSED = 4  # maximum number of characters that NFC composes into one
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
+_KNOWN_ROLES = ("user", "assistant")
+_USUAL_ROLES = {"system", *_KNOWN_ROLES}
+_MAX_CHANGED = 32  # of the last messages
+_ADDED = "\x1f"  # to a message, to see whether the text changes
 _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
@@ -85,6 +90,7 @@ class ChatFormat:
         """
         versions = self.prepare(messages)
         texts = self.render(versions.conversations)
+        self.check_complete(versions.conversations[0], texts[0])
         for text in texts:
             self._check_length(text)
         ids = self.to_ids(texts, versions.originals)
@@ -116,6 +122,30 @@ class ChatFormat:
     ) -> list[str]:
         """Return the text of each conversation; see `Sandbox.render`."""
         return self._sandbox.render(self.template, conversations, prompts=prompts, now=self.now)
+
+    def check_complete(self, messages: Sequence[Message], text: str) -> None:
+        """Raise UsageError for a message that the template leaves out of their `text`.
+
+        A message that is in the text may be there by chance: one of an unusual role, or beside one
+        that is not there, is changed, and the text must change.
+        """
+        contents, at = [message["content"].strip() for message in messages], 0
+        for content in contents:
+            found = text.find(content, at)
+            at = len(text) + 1 if found < 0 else found + len(content)
+        if at <= len(text) and _USUAL_ROLES.issuperset(message["role"] for message in messages):
+            return
+        for i in range(max(0, len(messages) - _MAX_CHANGED), len(messages)):
+            changed = {**messages[i], "content": f"{contents[i]} {_ADDED}"}
+            with suppress(RejectedMessagesError):
+                (other,) = self.render([[*messages[:i], changed, *messages[i + 1 :]]])
+                if contents[i] and other == text:
+                    raise UsageError(
+                        f"the chat template leaves out message {i + 1}, of the role "
+                        f"{messages[i]['role'][:40]!r}",
+                        f"use a role that it knows, such as {' or '.join(_KNOWN_ROLES)}, or remove "
+                        "the message",
+                    )
 
     def to_ids(
         self, texts: Sequence[str], originals: Mapping[int, str], *, continuation: bool = False

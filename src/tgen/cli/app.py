@@ -36,7 +36,7 @@ _HELP = """Train a small language model on your own text, then generate, inspect
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
 70 internal error, 75 the run belongs to another process, 128 + n after signal n.
 
-If an option is given twice, the last value counts, unless the option is repeatable."""
+If an option is given twice, the last value counts, with a warning; some options are repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
 _TAKES_ARGUMENTS = ("tgen export", "tgen score", "tgen tokenize", "tgen models")
 _DISK_HINTS = {
@@ -73,7 +73,22 @@ def _keep_text(parameter: Any, context: Any, value: Any) -> Any:
 
 
 class _Command(_LightStart, TyperCommand):
-    pass
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser, which warns of values that do not count."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            values, others, order = parse(args=args)
+            single = [one for one in order if not getattr(one, "multiple", True)]
+            for one in {one.name: one for one in single if single.count(one) > 1}.values():
+                if not getattr(one, "is_flag", False) or one.secondary_opts:
+                    text = f"warning: {one.opts[0]} is given twice: only the last value counts"
+                    console.print_status(text, quiet=bool(values.get("quiet") or ranks().rank))
+            return values, others, order
+
+        parser.parse_args = parse_args  # type: ignore[method-assign]
+        return parser
 
 
 class _Group(_LightStart, TyperGroup):

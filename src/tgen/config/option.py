@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from tgen.errors import UsageError
@@ -21,6 +23,13 @@ _FLAG = re.compile(
     r"""(?<!\w)'[^']*'|(?<![\w./'"-])(--?[a-z][a-z-]*)(?![\w-])"""
     r"""(?:\ ('[^']*'|[^\s,;:)`-](?:[^\s,;)`]*[^\s,;:)`])?))?"""
 )
+MAX_WHOLE = 2**63 - 1  # of a field: files and arrays have 64 bits
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {  # what a field of a type takes, in words
+    bool: ((bool,), "true or false"),
+    str: ((str,), "a string"),
+    Path: ((str, Path), "a path"),
+    int: ((Integral,), "a whole number"),
+}
 
 
 def option(
@@ -54,15 +63,31 @@ def option(
 
 
 def check_ranges(config: Any) -> None:
-    """Check numbers and choices of a dataclass of options; raise UsageError naming the field."""
+    """Check types, numbers and choices of a dataclass of options; raise UsageError naming the
+    field. A default is not checked."""
     for one in fields(config):
         value, expected = getattr(config, one.name), one.metadata.get("expected")
         if one.metadata.get("check_choices", True):
             check_choice(one.name, value, one.type)
-        if one.type is bool:
-            require(isinstance(value, bool), one.name, repr(value), "true or false")
-        if expected and not (value is None and one.default is None):
+        elif value is not None:
+            require(isinstance(value, str), one.name, repr(value), "a string")
+        kinds = get_args(one.type) if isinstance(one.type, UnionType) else (one.type,)
+        if value is None and (NoneType in kinds or one.default is None):
+            continue
+        if expected:
             _check_number(one, value, expected)
+        elif len(kinds) == 1 + (NoneType in kinds) and (kind := _KINDS.get(kinds[0])):
+            is_kind = isinstance(value, kind[0])
+            is_kind &= isinstance(value, bool) == (kinds[0] is bool)  # True is an int, too
+            require(is_kind, one.name, repr(value), kind[1])
+
+
+def widen_floats(config: Any) -> None:
+    """Turn whole numbers in fields of floats into floats, as arrays and files need them."""
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if type(value) is int and float in (one.type, *get_args(one.type)):
+            object.__setattr__(config, one.name, float(value))
 
 
 def check_choice(name: str, value: Any, kind: Any) -> None:
@@ -107,6 +132,7 @@ def _check_number(one: Field[Any], value: Any, expected: str) -> None:
     if "int" in str(one.type):
         is_whole = is_valid and isinstance(value, Integral)
         require(is_whole, one.name, repr(value), "a whole number")
+        require(value <= MAX_WHOLE, one.name, value, "a whole number below 2^63")
     else:
         require(is_valid, one.name, repr(value), expected)
         if isinstance(value, int):  # may be too large for a float

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence, Sized
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from tgen.config.option import check_ranges, is_number, option, require
+from tgen.config.option import check_ranges, is_number, option, require, widen_floats
 from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
@@ -237,9 +237,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for one in fields(self):
-            if one.type is float:  # an int of any size would not fit into the arrays
-                self._set(one.name, float(getattr(self, one.name)))
+        widen_floats(self)
         for name in TEXTS:
             value = getattr(self, name)
             if name == "choices" and value is None:

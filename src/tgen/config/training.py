@@ -1,10 +1,10 @@
 """Hyperparameters of a training run; None means that the plan chooses the value."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from tgen.config.option import check_ranges, option, require
+from tgen.config.option import check_ranges, option, require, widen_floats
 
 LossOn = Literal["completion", "all"]
 Precision = Literal["float32", "bfloat16"]
@@ -37,7 +37,14 @@ class TrainConfig:
     A run takes `steps` steps if that is set, else `minutes`.
     """
 
-    minutes: float = _positive(10.0, "Time budget in minutes.", "--minutes")
+    minutes: float = option(
+        10.0,
+        "Time budget in minutes.",
+        "--minutes",
+        low=_ABOVE_ZERO,
+        high=1e9,
+        expected="a number above 0 and up to 1e9",
+    )
     steps: int | None = _count(
         None,
         "Number of training steps, instead of --minutes.",
@@ -142,11 +149,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        widen_floats(self)
         if self.batch_size is not None:
             at_most = f"at most batch_size={self.batch_size}"
             require(
                 self.accumulation <= self.batch_size, "accumulation", self.accumulation, at_most
             )
+
+    @property
+    def changed(self) -> list[str]:
+        """The fields that do not have their defaults."""
+        return [one.name for one in fields(self) if getattr(self, one.name) != one.default]
 
     @property
     def explicit(self) -> dict[str, Any]:
@@ -180,5 +193,16 @@ class ResolvedTrainConfig(TrainConfig):
     eval_every: int = 100
     eval_tokens: int = 1 << 18
 
+    @property
+    def rates(self) -> str:
+        """The learning rates as settings, for a hint."""
+        names = ["learning_rate", "embedding_learning_rate", "matrix_learning_rate"]
+        shown = [f"{name}={getattr(self, name):g}" for name in names]
+        return f"learning rates than {', '.join(shown[:2])} and {shown[2]}"
+
     def __post_init__(self) -> None:
         TrainConfig(**vars(self))  # checks the ranges, which the fields above do not declare again
+        widen_floats(self)
+        for one in fields(self):
+            is_set = getattr(self, one.name) is not None or one.default is None
+            require(is_set, one.name, None, "a value: only a plan can choose one")

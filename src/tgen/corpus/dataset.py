@@ -82,9 +82,17 @@ class TokenDataset:
         """Number of validation tokens in the loss."""
         return _count_targets(self.val, self.val_loss_mask)
 
-    def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Batch:
+    def batch(
+        self,
+        step: int,
+        *,
+        first: int | None = None,
+        bpe_dropout: float = 0.0,
+        rows: range | None = None,
+    ) -> Batch:
         """Return `batch_size` windows of `context_length` + 1 tokens, or only `rows` of them.
 
+        `first` is the number of the first window; None: as many as `step` batches have.
         Every epoch cuts the text into windows at new positions and shuffles them, so each token but
         the first of the text is a target once per epoch. The first and the last window are shorter:
         they are filled with tokens that are not targets. With `bpe_dropout` each token is split
@@ -92,9 +100,10 @@ class TokenDataset:
         """
         length = self.context_length
         rows = range(self.batch_size) if rows is None else rows
+        first = step * self.batch_size if first is None else first
         # BPE-dropout draws random numbers for the rows in order, so it needs all of them.
         all_rows = range(self.batch_size) if bpe_dropout > 0 else rows
-        windows = [self._train_window(step * self.batch_size + row) for row in all_rows]
+        windows = [self._train_window(first + row) for row in all_rows]
         starts = [start for start, _ in windows]
         sizes = np.array([size for _, size in windows])
         tokens = _cut_windows(self.train, starts, length + 1).astype(np.int64)

@@ -52,14 +52,23 @@ class PackedRows:
         """Number of windows per epoch."""
         return len(self._windows)
 
-    def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Batch:
+    def batch(
+        self,
+        step: int,
+        *,
+        first: int | None = None,
+        bpe_dropout: float = 0.0,
+        rows: range | None = None,
+    ) -> Batch:
         """Return `batch_size` windows of `context_length` + 1 tokens, or only `rows` of them.
 
+        `first` is the number of the first window; None: as many as `step` batches have.
         Every epoch has each row once. Windows are filled up with tokens that are not targets.
         """
         assert bpe_dropout == 0
         windows = range(self.batch_size) if rows is None else rows
-        packed = [self._window(step * self.batch_size + i) for i in windows]
+        first = step * self.batch_size if first is None else first
+        packed = [self._window(first + i) for i in windows]
         return self._make_batch(
             packed, self.train, self.train_loss_mask, self._train_starts, self.context_length
         )

@@ -1,9 +1,11 @@
 """The plan for a corpus, a time budget and a machine, with the reasons for each choice."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tgen.config import SIZES, ModelConfig
+from tgen.config.option import MAX_WHOLE
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.batch_size import MAX_STEP_TOKENS
@@ -66,11 +68,11 @@ def usable_bytes(
     model = start_from or ModelConfig.of("qwen3", **shape, vocab_size=1024)
     if train.steps is not None:
         step_tokens = (train.batch_size or 0) * model.context_length or MAX_STEP_TOKENS
-        tokens: float = train.steps * step_tokens
-        return max(_MIN_CORPUS_BYTES, round(tokens * _BYTES_PER_TOKEN))
-    tokens = 60 * train.minutes * tokens_per_second(flops_per_second, matmul_params(model))
+        tokens = train.steps * step_tokens
+        return max(_MIN_CORPUS_BYTES, min(MAX_WHOLE, tokens * _BYTES_PER_TOKEN))
+    in_time = 60 * train.minutes * tokens_per_second(flops_per_second, matmul_params(model))
     tokenized = _TOKENIZED_BYTES_PER_SECOND * train.minutes * 60 / 10  # in a tenth of the time
-    return max(_MIN_CORPUS_BYTES, round(min(tokens * _BYTES_PER_TOKEN, tokenized)))
+    return max(_MIN_CORPUS_BYTES, round(min(in_time * _BYTES_PER_TOKEN, tokenized)))
 
 
 def make_plan(
@@ -103,7 +105,14 @@ def make_plan(
     run = PlannedRun(choice, train, inputs, precision, why_precision, start_from is not None)
     budget = choose_budget(run)
     config, choices = choose_hyperparameters(run, budget)
-    _check(config, run, budget)
+    check_settings(
+        config,
+        choice.model,
+        steps=budget.steps,
+        has_merges=inputs.has_merges,
+        fine_tuning=run.fine_tuning,
+    )
+    check_memory(choice.model, config, run.context, inputs.memory, frozen=inputs.frozen)
     n_more = _more_eval_tokens(config, run, budget)
     eval_tokens = min(inputs.val_tokens, config.eval_tokens) + n_more
     return Plan(
@@ -128,7 +137,11 @@ def _more_eval_tokens(config: ResolvedTrainConfig, run: PlannedRun, budget: Budg
 
 
 def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more: int) -> list[str]:
-    train, inputs, steps, notes = run.train, run.inputs, budget.steps, []
+    train, inputs, steps = run.train, run.inputs, budget.steps
+    unused = settings_without_effect(
+        train.changed, config, run.model, has_val=inputs.val_tokens > 0
+    )
+    notes = [f"{name} has no effect without {needed}" for name, needed in unused.items()]
     if train.steps is None and steps < _FEW_STEPS and steps != config.max_steps:
         notes.append(
             f"only {count(steps, 'step')} will fit into "
@@ -148,10 +161,38 @@ def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more:
     return notes
 
 
-def _check(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> None:
-    """Reject invalid combinations of valid values."""
-    model, inputs = run.model, run.inputs
-    if config.bpe_dropout > 0 and not inputs.has_merges:
+def settings_without_effect(
+    given: Collection[str], config: ResolvedTrainConfig, model: ModelConfig, *, has_val: bool
+) -> dict[str, str]:
+    """Return what each of the `given` settings would need, for those that change nothing."""
+    is_lora, not_muon = config.lora is not None, config.optimizer != "muon"
+    one_embedding = model.tied_embeddings or is_lora
+    unused = dict.fromkeys(("lora_alpha", "lora_targets"), "--lora") if not is_lora else {}
+    if not_muon:
+        names = "momentum", "matrix_learning_rate", "muon_scale", "separate_qkv"
+        unused |= dict.fromkeys(names, "optimizer=muon")
+    if one_embedding:
+        unused["embedding_learning_rate"] = "an embedding of its own that is trained"
+    if is_lora:
+        unused["separate_qkv"] = "training all weights"
+    if not config.bpe_dropout and config.bpe_dropout_in_decay:
+        unused["bpe_dropout_in_decay"] = "bpe_dropout"
+    if not has_val:
+        unused |= dict.fromkeys(("patience", "eval_tokens"), "a validation split")
+    return {name: needed for name, needed in unused.items() if name in given}
+
+
+def check_settings(
+    config: ResolvedTrainConfig,
+    model: ModelConfig,
+    *,
+    steps: int | None,
+    has_merges: bool,
+    fine_tuning: bool,
+) -> None:
+    """Raise UsageError for valid values in invalid combinations; `steps` are those of the run,
+    None if they are unknown."""
+    if config.bpe_dropout > 0 and not has_merges:
         raise UsageError(
             f"bpe_dropout={config.bpe_dropout:g}: this tokenizer has no BPE merges",
             "remove bpe_dropout, or train with --tokenizer bpe",
@@ -161,7 +202,7 @@ def _check(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> None
             f"max_steps={config.max_steps} cannot be combined with --steps {config.steps}",
             "remove one of them: max_steps limits the steps of --minutes",
         )
-    if config.bigram_start and run.fine_tuning:
+    if config.bigram_start and fine_tuning:
         raise UsageError(
             "bigram_start=true: fine-tuning starts from the base model",
             "remove bigram_start, or train without --from",
@@ -177,9 +218,8 @@ def _check(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> None
             "temperature_scaling=true cannot be combined with post-norm models (classic) or LoRA",
             "remove --set temperature_scaling=true",
         )
-    if budget.steps <= config.warmup_steps:
+    if steps is not None and steps <= config.warmup_steps:
         raise UsageError(
-            f"warmup_steps={config.warmup_steps}: expected fewer than the {budget.steps} steps",
+            f"warmup_steps={config.warmup_steps}: expected fewer than the {steps} steps",
             "set fewer, or let the plan choose",
         )
-    check_memory(model, config, run.context, inputs.memory, frozen=inputs.frozen)

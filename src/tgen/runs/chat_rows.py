@@ -67,8 +67,7 @@ def prepare_rows(
     `context_length` is the user's. Raise CorpusError for a row that the template does not accept or
     if no row fits into a window, ModelError if there is no template.
     """
-    if config.bpe_dropout:
-        raise UsageError("bpe_dropout cannot be combined with conversations", "remove bpe_dropout")
+    check_no_bpe_dropout(config)
     template = _choose_template(request.template, source)
     record = ChatRecord(
         template=template.source,
@@ -173,6 +172,12 @@ def tokenize_rows(
         chat=chat_record,
         context_length=max([*train.lengths, *val.lengths]) - 1,
     )
+
+
+def check_no_bpe_dropout(config: TrainConfig) -> None:
+    """Raise UsageError for BPE-dropout, which rows of conversations do not have."""
+    if config.bpe_dropout:
+        raise UsageError("bpe_dropout cannot be combined with conversations", "remove bpe_dropout")
 
 
 def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokenizer) -> RowsReport:

@@ -82,6 +82,10 @@ def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainCo
     if adapter_name is not None and config.lora is not None:
         hint = "remove --lora: the adapter has a rank"
         raise UsageError("--adapter cannot be combined with --lora", hint)
+    if adapter_name is not None and (given := {"lora_alpha", "lora_targets"} & {*config.changed}):
+        name = min(given)
+        hint = f"remove {name}: the adapter has its own"
+        raise UsageError(f"{name} cannot be combined with --adapter", hint, field=name)
     if request.ngrams and (adapter_name or config.lora):
         raise UsageError("--ngrams cannot be combined with LoRA", "remove --ngrams")
     path = None if adapter_name is None else adapters.find_adapter(str(adapter_name))

@@ -18,7 +18,7 @@ from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset, TrainValSplit
-from tgen.errors import UsageError
+from tgen.errors import DivergedError, TrainingError, UsageError
 from tgen.lora.layout import NewAdapter, Pair
 from tgen.machine.device import (
     Device,
@@ -170,7 +170,7 @@ def prepare(
     machine = yield from _measure_machine(device, config, base)
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
     max_bytes = usable_bytes(request.size, config, fastest, base.config)
-    documents = yield from _open_corpus(request, base)
+    documents = yield from _open_corpus(request, config, base)
     if not distributed.is_rank_zero():
         documents.close()
         return _broadcast(None, device, base)
@@ -237,7 +237,9 @@ def _measure_machine(
     return _Machine(device, speed, bfloat16_speed, memory)
 
 
-def _open_corpus(request: RunRequest, base: Base) -> Generator[PhaseReport, None, corpus.Corpus]:
+def _open_corpus(
+    request: RunRequest, config: TrainConfig, base: Base
+) -> Generator[PhaseReport, None, corpus.Corpus]:
     """Read the corpus as far as its documents; raise UsageError if the model or --template do not
     fit it."""
     yield PhaseReport(phase="reading the corpus")
@@ -252,6 +254,13 @@ def _open_corpus(request: RunRequest, base: Base) -> Generator[PhaseReport, None
         name, hint = next(iter(text.misnamed.items()), ("", hint))
         problem = name and f", but {name} is read as plain text"
         raise UsageError(f"--template needs rows of messages{problem}", hint)
+    has_rows = text.is_chat or text.documents.table.is_row(text.documents.numbers).any()
+    if "loss_on" in config.changed and not has_rows:
+        raise UsageError(
+            f"loss_on={config.loss_on}: has no effect without prompt/completion rows",
+            "remove loss_on",
+            field="loss_on",
+        )
     distributed.assert_same("the corpus", text.sha256)
     return text
 
@@ -372,7 +381,10 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
     too_long = plan.train.compile or MIN_STEPS * estimate > 2 * seconds
     if plan.train.steps is not None or too_long:
         return None
-    return measure_step(plan.model, plan.train, seconds=min(_MAX_STEP_SECONDS, seconds))
+    try:
+        return measure_step(plan.model, plan.train, seconds=min(_MAX_STEP_SECONDS, seconds))
+    except DivergedError as error:
+        raise TrainingError(error.message, f"set lower {plan.train.rates}") from None
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:

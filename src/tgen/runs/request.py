@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, ModelConfig, Size
 from tgen.config.engine import Device, device_option, threads_option
-from tgen.config.option import check_ranges, option, suggest
+from tgen.config.option import MAX_WHOLE, check_ranges, option, require, suggest
 from tgen.config.training import Parallel, TrainConfig
 from tgen.errors import UsageError
 
@@ -76,7 +76,9 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
         if kind in (int, float):
-            return kind(text)
+            number = kind(text)
+            require(kind is float or abs(number) <= MAX_WHOLE, name, number, "fewer than 19 digits")
+            return number
         return choices[choices.index(text)]
     except (ValueError, KeyError):
         expected = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -233,3 +235,4 @@ class ResumeRequest:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        TrainConfig(**self.settings)

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tgen import corpus, distributed
+from tgen.config.option import MAX_WHOLE
+from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
+from tgen.planning.budget import n_steps
+from tgen.planning.plan import Plan, check_settings, settings_without_effect
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
-from tgen.runs.chat_rows import tokenize_rows
+from tgen.runs.chat_rows import check_no_bpe_dropout, tokenize_rows
 from tgen.runs.request import ResumeRequest, parse_overrides
 from tgen.runs.run_record import RunRecord, check_field_types
 from tgen.runs.tokenizing import PreparedText, split_corpus, tokenize_split
@@ -80,6 +84,8 @@ def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
     """
     try:
         progress = Progress(**saved.progress)
+        if "windows" not in saved.progress:  # a state of an older version
+            progress.windows = progress.step * record.plan.train.batch_size
         check_field_types(progress)
         numbers = [v for v in vars(progress).values() if isinstance(v, int | float)]
         if not all(0 <= v < math.inf for v in numbers) or progress.total_steps == 0:
@@ -119,11 +125,13 @@ def roll_back(
     return saved.damaged
 
 
-def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progress) -> RunRecord:
+def apply_overrides(
+    record: RunRecord, request: ResumeRequest, progress: Progress, tokenizer: Tokenizer
+) -> RunRecord:
     """Return the record with a note of each changed setting; reset a changed end in `progress`.
 
     Raise TrainingError with the first difference unless `request.override`, UsageError for a
-    setting that cannot be changed.
+    setting that cannot be changed or that a start would refuse.
     """
     model_settings, train_settings = parse_overrides(request.overrides)
     for name, value in model_settings.items():
@@ -134,8 +142,9 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
                 "start a new run with another --out: the shape of a model is fixed",
             )
     settings = {**request.settings, **train_settings}
-    if "minutes" in settings:
-        settings.setdefault("steps", None)
+    for name, other in (("minutes", "steps"), ("steps", "max_steps")):
+        if settings.get(name) is not None:
+            settings.setdefault(other, None)
     old_values = asdict(record.plan.train)
     changed = {name: value for name, value in settings.items() if old_values[name] != value}
     if not changed:
@@ -159,48 +168,52 @@ def apply_overrides(record: RunRecord, request: ResumeRequest, progress: Progres
             f"--steps {steps}: the run is already at step {progress.step:,}",
             f"set --steps above {progress.step}",
         )
+    config = replace(record.plan.train, **changed)
+    if record.chat is not None:
+        check_no_bpe_dropout(config)
+    check_settings(
+        config,
+        record.plan.model,
+        steps=_planned_steps(config, record.plan)
+        if changed.keys() & {*_SETS_THE_END, "warmup_steps"}
+        else None,
+        has_merges=bool((tokenizer.merge_pairs >= 0).any()),
+        fine_tuning=record.start_from is not None,
+    )
     end_changes = record.end_changes
     if changed.keys() & _SETS_THE_END:  # older states compare this counter with their own
         end_changes += 1
         reset_end(progress, end_changes)
+    has_val = record.held_out_bytes > 0
+    unused = settings_without_effect(changed, config, record.plan.model, has_val=has_val)
     notes = [
         f"from step {progress.step}: {name} {old_values[name]} -> {value}"
+        + (f", without effect: it needs {unused[name]}" if name in unused else "")
         for name, value in changed.items()
     ]
-    plan = replace(record.plan, train=replace(record.plan.train, **changed))
+    plan = replace(record.plan, train=config)
     return replace(
         record, plan=plan, end_changes=end_changes, overridden=[*record.overridden, *notes]
     )
 
 
-def check_corpus(out: Path, record: RunRecord, text: corpus.Corpus, *, override: bool) -> bool:
-    """Return whether the corpus has changed; raise TrainingError unless `override`."""
-    has_changed = text.sha256 != record.corpus_sha256
-    if has_changed and not override:
+def _planned_steps(config: ResolvedTrainConfig, plan: Plan) -> int | None:
+    """Return the steps that a run will have, by the speed that its plan expects; None: unknown."""
+    if config.steps is not None or not plan.tokens_per_second:
+        return config.steps or config.max_steps
+    steps_per_second = plan.tokens_per_second / (config.batch_size * plan.context_length)
+    return min(n_steps(config, steps_per_second), config.max_steps or MAX_WHOLE)
+
+
+def check_corpus(out: Path, record: RunRecord, text: corpus.Corpus, *, override: bool) -> None:
+    """Raise TrainingError if the corpus has changed, unless `override`."""
+    if text.sha256 != record.corpus_sha256 and not override:
         raise TrainingError(
             f"the corpus has changed since the run in {out} started ({text.n_bytes:,} bytes, "
             f"previously {record.corpus_bytes:,})",
             "resume without naming the corpus, add --override to train on the new one, or "
             f"fine-tune: --from {out} with another --out",
         )
-    return has_changed
-
-
-def record_corpus_change(record: RunRecord, old: RunRecord, progress: Progress) -> RunRecord:
-    """Return the record with a note of its new corpus; `old` is the record before the change.
-
-    Raise UsageError if the run has ended.
-    """
-    if progress.total_steps is not None and progress.step >= progress.total_steps:
-        raise UsageError(
-            f"the run has ended at step {progress.step:,}, so another corpus has no effect",
-            "set more --steps or --minutes, or fine-tune the model with --from",
-        )
-    note = (
-        f"from step {progress.step}: corpus {old.corpus_bytes:,} bytes "
-        f"({old.corpus_sha256[:8]}) -> {record.corpus_bytes:,} ({record.corpus_sha256[:8]})"
-    )
-    return replace(record, overridden=[*record.overridden, note])
 
 
 def check_fit(out: Path, record: RunRecord, saved: run_state.SavedState) -> None:
@@ -286,13 +299,24 @@ def _tokenize_again(
 
 
 def tokenize_new_corpus(
-    out: Path, text: corpus.Corpus, names: list[str], record: RunRecord, tokenizer: Tokenizer
+    out: Path,
+    text: corpus.Corpus,
+    names: list[str],
+    record: RunRecord,
+    tokenizer: Tokenizer,
+    progress: Progress,
 ) -> Generator[PhaseReport, None, tuple[RunRecord, dict[str, Any]]]:
-    """Tokenize another corpus for the run in `out`; return its record and tokens entry.
+    """Tokenize another corpus for the run in `out`; return its record, with a note of the change
+    after `progress`, and tokens entry.
 
     The tokens are written beside the old ones, which stay in use until the record is saved. Raise
-    CorpusError if the corpus is too short.
+    CorpusError if the corpus is too short, UsageError if the run has ended.
     """
+    if progress.total_steps is not None and progress.step >= progress.total_steps:
+        raise UsageError(
+            f"the run has ended at step {progress.step:,}, so another corpus has no effect",
+            "set more --steps or --minutes, or fine-tune the model with --from",
+        )
     if text.is_chat != (record.chat is not None):
         raise CorpusError(
             f"the run in {out} trains on {'text' if text.is_chat else 'conversations'}, but the "
@@ -308,8 +332,13 @@ def tokenize_new_corpus(
             f"{out} needs more than {record.plan.context_length:,})",
             "name a longer text, or start a new run with another --out",
         )
+    note = (
+        f"from step {progress.step}: corpus {record.corpus_bytes:,} bytes "
+        f"({record.corpus_sha256[:8]}) -> {text.n_bytes:,} ({text.sha256[:8]})"
+    )
     record = replace(
         record,
+        overridden=[*record.overridden, note],
         corpus=names,
         corpus_sha256=text.sha256,
         corpus_bytes=text.n_bytes,

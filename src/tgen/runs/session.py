@@ -28,7 +28,6 @@ from tgen.runs.resuming import (
     load_newest_state,
     load_progress,
     load_tokenizer,
-    record_corpus_change,
     resume_notes,
     retokenize,
     tokenize_new_corpus,
@@ -37,6 +36,8 @@ from tgen.runs.run_record import RunRecord
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
+from tgen.training.early_stopping import reset_best
+from tgen.training.state import Progress
 
 
 def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[RunReport]:
@@ -105,19 +106,27 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
-    tokenizer, record, tokens_entry = yield from _check_data(request, record, tokens_entry)
+    text = None
+    if request.corpus:
+        text = corpus.read(request.corpus, chat=record.chat is not None)
+    distributed.assert_same("the corpus", "" if text is None else text.sha256)
+    if text is not None:
+        check_corpus(out, record, text, override=request.override)
+    tokenizer = load_tokenizer(out, record)
     with run_log.RunLog(out if is_rank_zero else None) as log:
-        if is_rank_zero:
-            run_state.remove_leftovers(out)
         yield PhaseReport(phase="loading the checkpoint")
         saved = load_newest_state(out, record)
         progress = load_progress(saved, record)
-        record = apply_overrides(record, request, progress)
-        if record.corpus_changes > old_record.corpus_changes:
-            record = record_corpus_change(record, old_record, progress)
+        record = apply_overrides(record, request, progress, tokenizer)
         if is_rank_zero:
             check_fit(out, record, saved)
         weights, parallel = yield from _load_base(record, device, memory, request.parallel)
+        # Only now: what is refused leaves the directory as it is.
+        record, tokens_entry = yield from _check_data(
+            request, text, record, tokens_entry, tokenizer, progress
+        )
+        if is_rank_zero:
+            run_state.remove_leftovers(out)
         tokens = _load_tokens(out, record.run_id, tokens_entry)
         if ("train_lengths" in tokens) != (record.chat is not None):
             raise TrainingError(
@@ -148,22 +157,22 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
 
 
 def _check_data(
-    request: ResumeRequest, record: RunRecord, tokens_entry: Mapping[str, Any]
-) -> Generator[PhaseReport, None, tuple[Tokenizer, RunRecord, Mapping[str, Any]]]:
-    """Return the tokenizer, and the record and the tokens entry of the corpus to train on.
+    request: ResumeRequest,
+    text: corpus.Corpus | None,
+    record: RunRecord,
+    tokens_entry: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    progress: Progress,
+) -> Generator[PhaseReport, None, tuple[RunRecord, Mapping[str, Any]]]:
+    """Return the record and the tokens entry of the corpus to train on, which may be `text`.
 
     Rank 0 checks the tokens; it replaces damaged ones if the user names the corpus.
     """
-    out, text = request.out, None
-    if request.corpus:
-        text = corpus.read(request.corpus, chat=record.chat is not None)
-    distributed.assert_same("the corpus", "" if text is None else text.sha256)
-    is_new = text is not None and check_corpus(out, record, text, override=request.override)
-    tokenizer = load_tokenizer(out, record)
+    out = request.out
     if distributed.is_rank_zero():
-        if text is not None and is_new:
+        if text is not None and text.sha256 != record.corpus_sha256:
             record, tokens_entry = yield from tokenize_new_corpus(
-                out, text, request.corpus, record, tokenizer
+                out, text, request.corpus, record, tokenizer, progress
             )
         try:
             run_state.load_tokens(out, tokens_entry, vocab_size=record.plan.model.vocab_size)
@@ -171,7 +180,9 @@ def _check_data(
             if text is None:
                 raise
             yield from retokenize(out, text, record, tokenizer, tokens_entry)
-    return tokenizer, *distributed.broadcast((record, tokens_entry))
+    record, tokens_entry = distributed.broadcast((record, tokens_entry))
+    reset_best(progress, record.corpus_changes)
+    return record, tokens_entry
 
 
 def _load_base(

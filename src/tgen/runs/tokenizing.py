@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from tgen import corpus
 from tgen.checkpoint import model_dir
+from tgen.checkpoint.hf.tokenizer_config import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit
@@ -160,6 +161,9 @@ def prepare_texts(
             "the corpus has no completions to train on",
             "add --set loss_on=all to train on prompts",
         )
+    if tokenizer.end_of_text is None:
+        what = "the tokenizer has no end-of-text token, so the model never ends a text"
+        prepared.notes.append(f"{what}: name one in tokenizer_config.json beside it (eos_token)")
     has_mask = not {"train_loss_mask", "val_loss_mask"}.isdisjoint(prepared.tokens)
     n_tokens = len(prepared.tokens["train"])
     return prepared._replace(
@@ -228,7 +232,12 @@ def _choose_tokenizer(request: RunRequest, split: TrainValSplit) -> tuple[Tokeni
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
         kind, chosen, why = choose_tokenizer(split.train.n_bytes, alphabet)
         vocab_size = vocab_size or chosen
-    return make_tokenizer(kind, texts, vocab_size=vocab_size), Choice("tokenizer", kind, why)
+    tokenizer = make_tokenizer(kind, texts, vocab_size=vocab_size)
+    if kind not in ("char", "bpe"):
+        path = Path(kind)
+        ends = read_end_ids(path if path.is_dir() else path.parent, tokenizer.added_tokens)
+        tokenizer = Tokenizer(tokenizer.json, end_ids=ends)
+    return tokenizer, Choice("tokenizer", kind, why)
 
 
 def _sample_prompt(split: TrainValSplit) -> bytes:

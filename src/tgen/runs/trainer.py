@@ -93,9 +93,7 @@ class Trainer:
                 if discarded.n_divergences == _MAX_DIVERGENCES:
                     raise TrainingError(
                         f"{error.message}, after {_MAX_DIVERGENCES} rollbacks",
-                        "start again with --overwrite and lower learning rates than "
-                        f"learning_rate={config.learning_rate:g} and "
-                        f"matrix_learning_rate={config.matrix_learning_rate:g}",
+                        f"start again with --overwrite and lower {config.rates}",
                     ) from None
                 notes = roll_back(self.out, record, state)
                 state.progress.n_divergences = discarded.n_divergences + 1
@@ -152,7 +150,7 @@ class Trainer:
                 save = partial(self._retry, state)
             yield [report, *(sample(self.prepared, state) if is_due else [])], save
             if distributed.any_rank(self.stopped()) and not progress.restore_best:
-                done = done_report(progress, config, self.dataset, finished=False)
+                done = done_report(progress, self.dataset, finished=False)
                 save = None
                 if is_sound:
                     has_model = distributed.broadcast(is_model_directory(self.out))

@@ -44,6 +44,12 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
         raise UsageError(
             f"unknown tokenizer {kind!r}", "pass char, bpe, or the path of a tokenizer.json"
         )
+    if vocab_size is not None:
+        raise UsageError(
+            f"vocab_size={vocab_size} has no effect with the tokenizer {kind!r}",
+            "remove one of them: a tokenizer.json has its own size",
+            field="vocab_size",
+        )
     try:
         return Tokenizer(files.read(path, limit=_LIMIT).decode("utf-8", errors="replace"))
     except TokenizerError as error:

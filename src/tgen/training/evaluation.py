@@ -146,8 +146,15 @@ class Batches(Protocol):
     def val_bytes(self) -> int:
         """Bytes of the held-out target tokens; 0 if nothing is held out."""
 
-    def batch(self, step: int, *, bpe_dropout: float = 0.0, rows: range | None = None) -> Windows:
-        """Return all or some windows of a step, T + 1 tokens each."""
+    def batch(
+        self,
+        step: int,
+        *,
+        first: int | None = None,
+        bpe_dropout: float = 0.0,
+        rows: range | None = None,
+    ) -> Windows:
+        """Return all or some windows of a step, T + 1 tokens each; the first has number `first`."""
 
     def val_windows(self, max_tokens: int) -> Iterator[Windows]:
         """Yield windows of up to T + 1 tokens that predict each held-out token once."""

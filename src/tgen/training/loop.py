@@ -63,6 +63,7 @@ def train(
         with product_precision(config.precision):
             pending.append(_step(model, batches, config, state))
         progress.step += 1
+        progress.windows += config.batch_size
         progress.steps_taken += 1
         if len(pending) < sync_every and not evaluation_is_due(progress, config):
             continue
@@ -91,12 +92,10 @@ def train(
     if progress.restore_best:
         progress.seconds = clock() - started
         return
-    yield done_report(progress, config, batches, finished=True)
+    yield done_report(progress, batches, finished=True)
 
 
-def done_report(
-    progress: Progress, config: ResolvedTrainConfig, batches: Batches, *, finished: bool
-) -> DoneReport:
+def done_report(progress: Progress, batches: Batches, *, finished: bool) -> DoneReport:
     """Return the report of the end of a run or of a session."""
     return DoneReport(
         step=progress.step,
@@ -105,7 +104,7 @@ def done_report(
         best_step=progress.best_step,
         best_bits_per_byte=progress.best_bits_per_byte,
         seconds=progress.seconds,
-        tokens=progress.step * config.batch_size * batches.context_length,
+        tokens=progress.windows * batches.context_length,
     )
 
 
@@ -128,7 +127,10 @@ def _step(
         state.loss_module.train()
     rows = distributed.share(config.batch_size)
     windows = batches.batch(
-        progress.step, bpe_dropout=_bpe_dropout(progress, config, factor), rows=rows
+        progress.step,
+        first=progress.windows,
+        bpe_dropout=_bpe_dropout(progress, config, factor),
+        rows=rows,
     )
     n_parts = min(config.accumulation, config.batch_size // n_ranks)  # each with a window
     parts = split(to_device(windows, _device(model)), n_parts)

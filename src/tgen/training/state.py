@@ -30,6 +30,7 @@ class Progress:
     """The counters of a run: plain numbers, saved as JSON."""
 
     step: int = 0
+    windows: int = 0  # trained on up to `step`; batch_size may change
     steps_taken: int = 0  # including steps that a rollback discarded
     seconds: float = 0.0  # spent on the run, over all sessions
     setup_seconds: float = 0.0  # part of `seconds` before the first step

@@ -1,10 +1,13 @@
 """tokenizer_config.json and the files beside it: chat template, special tokens, flags."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.errors import ModelError
+from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
 _MAX_FILE_BYTES = 32 << 20
@@ -51,6 +54,19 @@ def read_template_and_tokens(path: Path) -> tuple[Any, dict[str, str]]:
             names_found = ", ".join(templates)[:200]
             raise ModelError(f"no chat template is named default (got {names_found})", NO_CHAT_HINT)
     return source, variables
+
+
+def read_end_ids(path: Path, added_tokens: Mapping[str, int]) -> list[int]:
+    """Return the ids of the end-of-text tokens that the files beside a tokenizer.json name, the
+    tokenizer's first; none without readable files."""
+    ends: list[Any] = []
+    with suppress(TgenError):
+        ends.append(added_tokens.get(read_template_and_tokens(path)[1].get("eos_token", "")))
+    ends += generation_config.read(path).end_ids or []
+    with suppress(TgenError):
+        named = _read_json(path / "config.json").get("eos_token_id")
+        ends += named if isinstance(named, list) else [named]
+    return [i for i in ends if type(i) is int]
 
 
 def _token_text(token: Any) -> str | None:

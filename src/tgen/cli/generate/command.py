@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from tgen.cli import console
-from tgen.cli.generate.options import PANELS, GenerateOptions, files_in_errors
+from tgen.cli.generate.options import (
+    PANELS,
+    GenerateOptions,
+    files_in_errors,
+    literal_escapes,
+)
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
 from tgen.cli.phases import end_phase
 from tgen.drawing.terminal_text import json_line
@@ -86,6 +91,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     prompt = None if no_prompt else read_prompt(options.prompt)
     model = load_shared(path, adapter, options, ranks, quiet=quiet)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
+    for warning in literal_escapes(options.sampling):
+        console.print_status(f"warning: {warning}", quiet=quiet)
     for line in output.status_lines(shown, seed, defaults, given=options.sampling):
         console.print_status(line, quiet=quiet)
     messages = None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,6 +116,19 @@ def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) ->
     result = TextOfFile(text)
     result.path = path
     return result
+
+
+def literal_escapes(sampling: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each given string with a backslash and a letter: shells keep them."""
+    for name in ("stop", "ban", "require", "dry_breakers", "choices"):
+        for text in sampling.get(name) or ():
+            if found := re.search(rb"\\[nrt]", text):
+                flag, escape = f"--{name.replace('_', '-')}", found[0].decode()
+                shown = text.decode(errors="replace")
+                yield (
+                    f"{flag} {shown!r}: {escape} is a backslash and a letter; "
+                    f"in bash, write {flag} $'{shown}'"
+                )
 
 
 _TEXTS = Reader(list[str], _encode_all)

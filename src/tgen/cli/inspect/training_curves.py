@@ -92,8 +92,6 @@ def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:
     best = min(range(len(bits)), key=lambda i: bits[i], default=None)
     # Bits per byte and nats per token of one text have a constant ratio; the largest loss is exact.
     loss, bits_per_byte = max(zip(evaluation_losses, bits, strict=True), default=(0.0, 0.0))
-    batch_sizes = _numbers(records, "PlanReport", "batch_size")
-    contexts = _numbers(records, "PlanReport", "context_length")
     radius = len(steps) // _SMOOTHING_WINDOWS // 2
     return TrainingCurves(
         steps=[int(step) for step in steps],
@@ -106,7 +104,7 @@ def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:
         bits_per_nat=bits_per_byte / loss if loss > 0 else None,
         best_step=None if best is None else evaluation_steps[best],
         best_bits_per_byte=None if best is None else bits[best],
-        tokens=int(steps[-1] * batch_sizes[-1] * contexts[-1]) if batch_sizes else None,
+        tokens=_count_tokens(records, int(steps[-1])),
         median_tokens_per_second=statistics.median(
             _numbers(records, "StepReport", "tokens_per_second")
         ),
@@ -125,6 +123,16 @@ def smooth(values: Sequence[float], radius: int) -> list[float]:
         r = min(radius, i, len(values) - 1 - i)
         means.append((sums[i + r + 1] - sums[i - r]) / (2 * r + 1))
     return means
+
+
+def _count_tokens(records: Sequence[dict[str, Any]], last_step: int) -> int | None:
+    """Return the tokens up to a step; each session may have another batch size."""
+    columns = [
+        [int(n) for n in _numbers(records, "PlanReport", name)]
+        for name in ("resumed_at_step", "batch_size", "context_length")
+    ]
+    sessions = zip([*columns[0][1:], last_step], *columns, strict=False)
+    return sum((end - start) * batch * context for end, start, batch, context in sessions) or None
 
 
 def _numbers(records: Sequence[dict[str, Any]], kind: str, name: str) -> list[float]:

@@ -1,0 +1,111 @@
+"""A refused resume leaves the run as it was; a resume makes the checks of a start."""
+
+import json
+
+import pytest
+
+from support.runs import request, resume
+from tgen import runs
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
+from tgen.corpus import PackedRows, TokenDataset
+from tgen.errors import UsageError
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def stop_after(n):
+    """Return a function that asks a run to stop after `n` steps."""
+    stops = iter([False] * (n - 1) + [True])
+    return lambda: next(stops)
+
+
+@pytest.fixture
+def text_run(tmp_path):
+    options = {"tokenizer": "bpe", "vocab_size": 300, "overrides": {"context_length": "64"}}
+    list(runs.start(request(tmp_path, **options), stopped=stop_after(5)))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def chat_run(text_run, tmp_path):
+    rows = [{"prompt": f"Who is {i}?", "completion": f"It is {i}!"} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "context_length", "dropout"))
+    options = {"corpus": [str(tmp_path / "rows.jsonl")], "start_from": text_run, "chat": True}
+    run = request(tmp_path, "chat", template="plain", overrides=shape, **options)
+    list(runs.start(run, stopped=stop_after(5)))
+    return tmp_path / "chat"
+
+
+REFUSED = [
+    ("chat", {"overrides": {"bpe_dropout": "0.2"}}),
+    ("text", {"overrides": {"max_steps": "9"}}),
+    ("text", {"overrides": {"warmup_steps": "1000"}}),
+    ("text", {"overrides": {"bpe_dropout": "0.2", "max_steps": "9"}, "settings": {"steps": 40}}),
+    ("text", {"overrides": {"batch_size": "1000000000"}}),
+    ("text", {"overrides": {"eval_every": str(2**70)}}),
+    ("text", {"overrides": {"accumulation": "9"}}),
+    ("text", {"settings": {"steps": "many"}}),
+    ("text", {"settings": {"learning_rate": None}}),
+    ("text", {"settings": {"bigram_start": "x"}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), REFUSED)
+def test_refused_resume_changes_no_file(kind, options, text_run, chat_run, tmp_path):
+    out = {"text": text_run, "chat": chat_run}[kind]
+    (tmp_path / "other.txt").write_text("Another text, which would be tokenized.\n" * 99)
+    before = files(out)
+    for corpus in [[], [str(tmp_path / "other.txt")]] if kind == "text" else [[]]:
+        with pytest.raises(UsageError) as error:
+            list(resume(out, override=True, threads=1, corpus=corpus, **options))
+        assert error.value.hint
+        assert files(out) == before
+    assert list(resume(out, threads=1))[-1].finished
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_windows_continue_after_another_batch_size(kind, text_run, chat_run, monkeypatch):
+    out, seen = {"text": text_run, "chat": chat_run}[kind], []
+    for owner, name in ((TokenDataset, "_train_window"), (PackedRows, "_window")):
+        method = getattr(owner, name)
+
+        def record(self, i, method=method):
+            seen.append(i)
+            return method(self, i)
+
+        monkeypatch.setattr(owner, name, record)
+    options = {"override": True, "threads": 1, "overrides": {"batch_size": "6"}}
+    stopped = list(resume(out, stopped=stop_after(3), **options))[-1]
+    done = list(resume(out, threads=1))[-1]
+    n_windows = 5 * 4 + (14 - 5) * 6
+    assert seen == list(range(20, n_windows))
+    assert stopped.tokens == (20 + 18) * done.tokens / n_windows
+
+
+def test_end_of_fine_tuning_can_be_set_in_steps(chat_run):
+    settings = {"steps": 16}
+    assert list(resume(chat_run, override=True, settings=settings, threads=1))[-1].step == 16
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"eval_every": 2**63},
+        {"minutes": 1e300},
+        {"bigram_start": "yes"},
+        {"minutes": True},
+        {"activation_checkpointing": 1},
+    ],
+)
+def test_values_of_wrong_types_and_sizes_are_refused(values):
+    with pytest.raises(UsageError, match=f"{min(values)}: invalid value") as error:
+        TrainConfig(**values)
+    assert error.value.hint
+
+
+def test_whole_numbers_become_floats():
+    for config in (TrainConfig, ResolvedTrainConfig):
+        assert type(config(weight_decay=2**70).weight_decay) is float
