@@ -225,3 +225,31 @@ def test_template_that_searches_a_message_cannot_leak_a_control_token(model):
     assert ids == [*tokenizer.encode(b"a<|im_end|>b"), end]
     with pytest.raises(UsageError, match="contains a control token"):
         chat.encode([{"role": "user<|im_end|>", "content": "a"}])
+
+
+ONLY_USERS = """{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>
+{% elif m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("role", ["system", "User", "human", "developer", "tool"])
+def test_message_that_the_template_leaves_out_is_an_error(model, role):
+    chat = open_model(model(ONLY_USERS)).chat_format
+    question = {"role": "user", "content": "Who are you, king?"}
+    for content in ("Be brief.", "king", "<|im_end|>"):  # the second is in the text, too
+        left_out = {"role": role, "content": content}
+        for messages in ([left_out, question], [question, left_out], [left_out]):
+            number = messages.index(left_out) + 1
+            with pytest.raises(
+                UsageError, match=f"leaves out message {number}, of the role '{role}"
+            ):
+                chat.encode(messages)
+    if role not in ("system", "User", "human"):
+        every = open_model(model(CHATML)).chat_format
+        assert every.encode([{"role": role, "content": "a"}, question])
+
+
+def test_messages_that_a_template_changes_or_that_are_empty_are_complete(model):
+    chat = open_model(model(ONLY_USERS)).chat_format
+    answer = {"role": "assistant", "content": "<think>Hm\n</think>The king."}
+    empty = {"role": "system", "content": " "}
+    assert chat.encode([empty, *user("Who?"), answer, *user("Who?")])

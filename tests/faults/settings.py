@@ -2,10 +2,10 @@
 
     python tests/faults/settings.py [--long | COUNT]
 
-Options are set by `--set`, by their flags and by keywords of `tgen.train`: at starts of new runs
-and of fine-tuning, and at resumes with `--override` of runs of text, of chats and of LoRA. A
-refusal is status 1 or 2 with a message and a hint, and leaves the run as it was, byte by byte; otherwise
-the run can be resumed. Sampling and engine options are made from Python values. A crash, another
+Options are set by `--set`, by their flags and by keywords of `tgen.train`: at starts of new runs and
+of fine-tuning, and at resumes with `--override` of runs of text, of chats and of LoRA. A refusal is
+status 1 or 2 with a message and a hint, and leaves the run as it was, byte by byte; otherwise the
+run can be resumed. Sampling and engine options are made from Python values. A crash, another
 exception and gigabytes of memory are findings. The short form takes every n-th case.
 """
 
@@ -211,7 +211,7 @@ def contents(name: str) -> dict[str, bytes]:
 def main() -> int:
     """Run the cases."""
     count = tiny.count(__doc__, short=_SHORT, long=1 << 30)
-    StopSignal.is_requested = lambda _: True  # type: ignore[method-assign]  # after a step
+    StopSignal.is_requested = lambda _: True  # type: ignore[method-assign, assignment]
     app._report_bug = _raise
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     problems: list[str] = []

@@ -29,7 +29,6 @@ _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
 _KNOWN_ROLES = ("user", "assistant")
-_USUAL_ROLES = {"system", *_KNOWN_ROLES}
 _MAX_CHANGED = 32  # of the last messages
 _ADDED = "\x1f"  # to a message, to see whether the text changes
 _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
@@ -126,16 +125,17 @@ class ChatFormat:
     def check_complete(self, messages: Sequence[Message], text: str) -> None:
         """Raise UsageError for a message that the template leaves out of their `text`.
 
-        A message that is in the text may be there by chance: one of an unusual role, or beside one
-        that is not there, is changed, and the text must change.
+        A message whose words are in the text may be there by chance: if it has another role than
+        user and assistant, or if words of others are not there, it is changed, and the text must
+        change.
         """
         contents, at = [message["content"].strip() for message in messages], 0
         for content in contents:
             found = text.find(content, at)
             at = len(text) + 1 if found < 0 else found + len(content)
-        if at <= len(text) and _USUAL_ROLES.issuperset(message["role"] for message in messages):
-            return
         for i in range(max(0, len(messages) - _MAX_CHANGED), len(messages)):
+            if at <= len(text) and messages[i]["role"] in _KNOWN_ROLES:
+                continue
             changed = {**messages[i], "content": f"{contents[i]} {_ADDED}"}
             with suppress(RejectedMessagesError):
                 (other,) = self.render([[*messages[:i], changed, *messages[i + 1 :]]])
