@@ -435,3 +435,19 @@ def test_train_refuses_options_without_effect(trained, tmp_path, options, messag
     with pytest.raises(UsageError) as error:
         tgen.train(tmp_path / "c.txt", **{"out": tmp_path / "m", "start_from": trained, **options})
     assert error.value.message == message
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_from": "a", "size": "nano"}, "start_from cannot be combined with size"),
+        ({"lora": 2}, "lora needs start_from"),
+        ({"general": "a.txt"}, "general needs start_from or adapter"),
+        ({"n_ranks": 2}, "n_ranks needs dry_run"),
+        ({"overrides": {"n_layers": "2"}}, "unknown option overrides"),
+        ({"train": 5}, "unknown option train"),
+    ],
+)
+def test_train_refuses_options_that_cannot_be_combined(tmp_path, options, message):
+    with pytest.raises(UsageError) as error:
+        tgen.train("corpus.txt", out=tmp_path / "model", **options)
+    assert error.value.message == message
+    assert error.value.hint

@@ -227,7 +227,8 @@ def test_template_that_searches_a_message_cannot_leak_a_control_token(model):
         chat.encode([{"role": "user<|im_end|>", "content": "a"}])
 
 
-ONLY_USERS = """{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>
+ONLY_USERS = """{% for m in messages %}{% if m.role == 'user' %}<|im_start|>
+{{ m.content }}<|im_end|>
 {% elif m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"""
 
 

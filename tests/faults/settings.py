@@ -2,11 +2,11 @@
 
     python tests/faults/settings.py [--long | COUNT]
 
-Options are set by `--set`, by their flags and by keywords of `tgen.train`: at starts of new runs and
-of fine-tuning, and at resumes with `--override` of runs of text, of chats and of LoRA. A refusal is
-status 1 or 2 with a message and a hint, and leaves the run as it was, byte by byte; otherwise the
-run can be resumed. Sampling and engine options are made from Python values. A crash, another
-exception and gigabytes of memory are findings. The short form takes every n-th case.
+Options are set by `--set`, by their flags and by keywords of `tgen.train`: at starts of new runs
+and of fine-tuning, and at resumes with `--override` of runs of text, of chats and of LoRA. A
+refusal is status 1 or 2 with a message and a hint, and leaves the run as it was, byte by byte;
+otherwise the run can be resumed. Sampling and engine options are made from Python values. A crash,
+another exception and gigabytes of memory are findings. The short form takes every n-th case.
 """
 
 import io

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.runs import request, resume
+from support.runs import load_run, request, resume, start_run
 from tgen import runs
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset
@@ -109,3 +109,50 @@ def test_values_of_wrong_types_and_sizes_are_refused(values):
 def test_whole_numbers_become_floats():
     for config in (TrainConfig, ResolvedTrainConfig):
         assert type(config(weight_decay=2**70).weight_decay) is float
+
+
+def test_tokenizer_of_a_directory_has_its_end_of_text(text_run, tmp_path):
+    """As named by tokenizer_config.json, else by generation_config.json or config.json."""
+    tokenizer = json.loads((text_run / "tokenizer.json").read_text())
+    old = json.dumps("<|endoftext|>")
+    content = json.dumps(tokenizer).replace(old, json.dumps("</s>"))
+    end = tokenizer["model"]["vocab"]["<|endoftext|>"]
+    named = {
+        "tokenizer_config.json": {"eos_token": {"content": "</s>"}},
+        "generation_config.json": {"eos_token_id": [end]},
+        "config.json": {"eos_token_id": end},
+    }
+    for name in ["", *named]:
+        folder = tmp_path / f"of {name}"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(content)
+        if name:
+            (folder / name).write_text(json.dumps(named[name]))
+        for path in (folder, folder / "tokenizer.json"):
+            options = {"tokenizer": str(path), "train": TrainConfig(steps=1), "overwrite": True}
+            plan = start_run(request(tmp_path, "other", **options))
+            record, _ = load_run(tmp_path / "other")
+            assert record["end_of_text"] == (end if name else None)
+            assert any("no end-of-text token" in note for note in plan.notes) == (not name)
+    with pytest.raises(UsageError, match="vocab_size=500 has no effect with the tokenizer"):
+        start_run(request(tmp_path, "none", tokenizer=str(folder), vocab_size=500))
+
+
+def test_lora_settings_beside_an_adapter_are_refused(text_run, tmp_path):
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "context_length", "dropout"))
+    given = {"overrides": shape, "train": TrainConfig(steps=1, lora=2), "start_from": text_run}
+    list(runs.start(request(tmp_path, "adapter", **given)))
+    for name, value in (("lora_alpha", "99"), ("lora_targets", "attention")):
+        options = {"adapter": tmp_path / "adapter", "train": TrainConfig(steps=1)}
+        with pytest.raises(UsageError, match=f"{name} cannot be combined with --adapter"):
+            start_run(request(tmp_path, "more", overrides=shape | {name: value}, **options))
+
+
+@pytest.mark.parametrize("length", ["0", "-1"])
+def test_context_of_no_tokens_is_refused_in_fine_tuning(chat_run, text_run, tmp_path, length):
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "dropout"))
+    for corpus, more in (("corpus.txt", {}), ("rows.jsonl", {"chat": True, "template": "plain"})):
+        more |= {"corpus": [str(tmp_path / corpus)], "start_from": text_run}
+        given = request(tmp_path, "new", overrides=shape | {"context_length": length}, **more)
+        with pytest.raises(UsageError, match=f"context_length: invalid value {length}"):
+            start_run(given)

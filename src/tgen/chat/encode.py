@@ -30,7 +30,7 @@ _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
 _KNOWN_ROLES = ("user", "assistant")
 _MAX_CHANGED = 32  # of the last messages
-_ADDED = "\x1f"  # to a message, to see whether the text changes
+_ADDED = "x"  # to a message, to see whether the text changes
 _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 

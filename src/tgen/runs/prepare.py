@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
+from tgen.config.option import require
 from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import PackedRows, TokenDataset, TrainValSplit
 from tgen.errors import DivergedError, TrainingError, UsageError
@@ -163,6 +164,8 @@ def prepare(
     device = choose_device(request.device)
     set_threads(request.threads)
     model_fields, train_fields = parse_overrides(request.overrides)
+    length = model_fields.get("context_length", 1)
+    require(length >= 1, "context_length", length, "a number of at least 1")
     config = replace(request.train, compile=_compile(request, device), **train_fields)
     if request.start_from is not None or request.adapter is not None:
         yield PhaseReport(phase="loading the model")

@@ -4,7 +4,7 @@
 
 import json
 
-from support.chats import CHATML, model
+from support.chats import CHATML, model, plain_model
 from tgen.api import load
 from tgen.cli.app import run
 
@@ -23,8 +23,8 @@ def test_name_of_a_control_token_stops_at_the_token(model, capsysbinary):
     free = json.loads(capsysbinary.readouterr().out)
     assert run([*base, "--stop", "<|eot_id|>"]) == 0
     stopped = json.loads(capsysbinary.readouterr().out)
-    assert stopped["finish"] == "stop"
-    assert stopped["generated_tokens"] < free["generated_tokens"]
+    assert stopped["finish_reason"] == "stop"
+    assert len(stopped["text"]) < len(free["text"])
 
 
 def test_literal_escapes_are_a_warning(model, capsysbinary):
