@@ -148,8 +148,9 @@ def test_lora_settings_beside_an_adapter_are_refused(text_run, tmp_path):
             start_run(request(tmp_path, "more", overrides=shape | {name: value}, **options))
 
 
+@pytest.mark.usefixtures("chat_run")  # for its rows
 @pytest.mark.parametrize("length", ["0", "-1"])
-def test_context_of_no_tokens_is_refused_in_fine_tuning(chat_run, text_run, tmp_path, length):
+def test_context_of_no_tokens_is_refused_in_fine_tuning(text_run, tmp_path, length):
     shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "dropout"))
     for corpus, more in (("corpus.txt", {}), ("rows.jsonl", {"chat": True, "template": "plain"})):
         more |= {"corpus": [str(tmp_path / corpus)], "start_from": text_run}

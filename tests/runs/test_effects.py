@@ -58,10 +58,8 @@ def start(path: Path, name: str, *, overrides: dict[str, str], **values):
 
 KINDS: dict[str, dict[str, Any]] = {
     "muon": {},
-    "adamw": {"overrides": {"optimizer": "adamw"}},
-    "tied": {"overrides": {"tied_embeddings": "true"}},
+    "adamw": {"overrides": {"optimizer": "adamw", "tied_embeddings": "true"}},
     "lora": {"start_from": "base", "lora": 2},
-    "chat": {"start_from": "base", "corpus": "rows.jsonl", "chat": True, "template": "plain"},
 }
 
 
