@@ -1,6 +1,5 @@
 """Every setting of a run changes the result, or a note or an error says that it does not."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -41,8 +40,6 @@ def settable() -> dict[str, list[str]]:
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("effects")
     (path / "corpus.txt").write_bytes(TEXT)
-    rows = [{"prompt": f"Who is {i}?", "completion": f"It is {i}!"} for i in range(40)]
-    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     list(runs.start(start(path, "base", overrides={"context_length": "64"})))
     return path
 
@@ -68,7 +65,6 @@ def test_no_setting_is_ignored_silently(folder, kind):
     values: dict[str, Any] = {**KINDS[kind]}
     others: dict[str, str] = values.pop("overrides", {})
     values |= {k: folder / "base" for k in values if k == "start_from"}
-    values |= {k: [str(folder / "rows.jsonl")] for k in values if k == "corpus"}
 
     def result(name, **overrides):
         run = start(folder, name, overrides=others | overrides, **values)
