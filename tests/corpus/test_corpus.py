@@ -29,7 +29,7 @@ def test_files_directories_globs_and_stdin_are_read(tmp_path, monkeypatch):
     both = [(b"bb",), (b"aa\xff",)]
     folder = corpus.read([str(tmp_path)])
     assert list(folder.documents) == both
-    assert folder.skipped == [str(tmp_path / "picture.png")]
+    assert folder.skipped == [f"skipped {tmp_path / 'picture.png'}: not a text file"]
     pattern = corpus.read([str(tmp_path / "**" / "*.txt")])
     assert list(pattern.documents) == both
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from support.models import make_model
+from support.runs import RUN_JSON
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.errors import LockedError, UsageError
@@ -20,7 +21,7 @@ def model(tokenizer, tmp_path):
     path = tmp_path / "models" / "plays"
     model_dir.save(path, random.config, tokenizer, random.to_arrays())
     (path / "training" / "state-00000001").mkdir(parents=True)
-    (path / "training" / "run.json").write_text("{}")
+    (path / "training" / "run.json").write_text(RUN_JSON)
     (tmp_path / "models" / "other.txt").write_text("other")
     return path
 

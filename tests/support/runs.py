@@ -13,6 +13,8 @@ from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs import saved_state as run_state
 from tgen.storage.disk_array import Array
 
+RUN_JSON = '{"run_id": "1", "tokens": {"bytes": 0, "sha256": ""}}'  # enough to be one of tgen's
+
 # Without the first and last reports of a session.
 TRAINED = ("StepReport", "EvalReport", "SampleReport")
 

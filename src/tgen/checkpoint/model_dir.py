@@ -29,7 +29,6 @@ from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.checkpoint.stored_models import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
-    ADAPTER_WEIGHTS,
     is_adapter,
 )
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
@@ -234,7 +233,11 @@ def publish_model(
 
 
 def files_of_a_model(path: Path) -> list[str]:
-    """Return the names of the files in a directory that belong to a model."""
+    """Return the names of the files in a directory that belong to a model; none if its
+    configuration is that of another program."""
+    mains = [path / name for name in ("config.json", ADAPTER_CONFIG)]
+    if any(not _names_a_type(main) for main in mains if os.path.lexists(main)):
+        return []
     return [
         file.name
         for file in sorted(path.iterdir())
@@ -242,19 +245,32 @@ def files_of_a_model(path: Path) -> list[str]:
     ]
 
 
+def _names_a_type(config: Path) -> bool:
+    """Whether a file is the configuration of a model or an adapter. Other programs have files of
+    these names, too."""
+    try:
+        values = hf_config.read_json_object(config)
+    except (TgenError, OSError):
+        return False
+    key = "peft_type" if config.name == ADAPTER_CONFIG else "model_type"
+    return isinstance(values.get(key), str)
+
+
 def is_whole(path: Path) -> bool:
     """Return whether a directory has a whole model or adapter: its configuration, which names a
-    type, and weights. Other programs have a config.json, too."""
-    if is_adapter(path):
-        return (path / ADAPTER_WEIGHTS).is_file()
+    type, and weights."""
     names = files_of_a_model(path) if path.is_dir() else []
-    has_weights = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
-    if not has_weights or "config.json" not in names:
-        return False
-    try:
-        return isinstance(hf_config.read_json_object(path / "config.json").get("model_type"), str)
-    except TgenError:
-        return False
+    if "config.json" not in names:
+        return set(ADAPTER_FILES) <= set(names)
+    return any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+
+
+def files_to_load(path: Path) -> list[str]:
+    """Return the names of the files of a model or an adapter that tgen or transformers loads;
+    none in other directories."""
+    names = files_of_a_model(path)
+    weights = is_whole(path) or any(path.glob("pytorch_model*.bin")) or any(path.glob("*.gguf"))
+    return names if weights and {"config.json", ADAPTER_CONFIG} & {*names} else []
 
 
 def belongs_to_a_model(path: Path) -> bool:

@@ -47,16 +47,16 @@ def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> 
 def _not_only_a_model(path: Path) -> str:
     """Return what a file or directory contains besides a model; empty if nothing."""
     from tgen.checkpoint.gguf.header import read_header
-    from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS
-    from tgen.checkpoint.ngram_tables import FILE_NAME
+    from tgen.checkpoint.model_dir import files_of_a_model, is_whole
+    from tgen.checkpoint.stored_models import ADAPTER_FILES
 
     if path.is_dir():
-        known = {*DESCRIPTION_FILES, FILE_NAME, "config.json", f"{WEIGHTS}.index.json"}
-        for entry in sorted(path.iterdir()):
-            of_a_model = entry.name in known or entry.suffix == ".safetensors"
-            if not entry.is_file() or not of_a_model:
-                return f"contains other files: {entry.name}"
-        return ""
+        known = {*files_of_a_model(path)} - {*ADAPTER_FILES}
+        others = {entry.name for entry in path.iterdir()} - known
+        shown = sorted(others, key=lambda name: (name == "config.json", name))[:5]
+        if others:
+            return f"contains other files: {', '.join(shown)}"
+        return "" if is_whole(path) else "contains no whole model"
     try:
         read_header(path)
     except ModelError:

@@ -78,12 +78,13 @@ def score(options: ScoreOptions) -> None:
     """
     from tgen.checkpoint.model_lookup import find_model
     from tgen.corpus import read
+    from tgen.runs.output_folder import own_files
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    corpus = read(options.files, mixed_hint="score one after the other")
-    for name in corpus.skipped:
-        console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
+    corpus = read(options.files, own_files=own_files, mixed_hint="score one after the other")
+    for note in corpus.skipped:
+        console.print_status(f"warning: {note}", quiet=options.quiet)
     models = [_load_model(path, options) for path in paths]
     _score(models, corpus, options)
 

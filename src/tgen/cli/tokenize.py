@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgen.cli import console
@@ -105,15 +106,21 @@ def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes
 
 def _open_sources(options: TokenizeOptions) -> "Iterator[Source]":
     """Open the texts one by one."""
-    from tgen.corpus.sources import Source, open_sources
+    from tgen.corpus.sources import Skipped, Source, open_sources
 
     if options.prompt is not None and options.prompt != "-":
         yield Source("--prompt", os.fsencode(options.prompt))
         return
-    skipped: list[str] = []
-    yield from open_sources(options.files or ["-"], skipped)
-    for name in skipped:
-        console.print_status(f"warning: {name} is skipped: a binary file", quiet=options.quiet)
+    skipped = Skipped()
+    yield from open_sources(options.files or ["-"], skipped, _own_files)
+    for note in skipped.notes():
+        console.print_status(f"warning: {note}", quiet=options.quiet)
+
+
+def _own_files(directory: Path) -> set[str]:
+    from tgen.runs.output_folder import own_files  # slow; only needed for directories
+
+    return own_files(directory)
 
 
 def _encode(pieces: Iterator[bytes], tokenizer: "Tokenizer") -> Iterator[tuple[bytes, list[int]]]:

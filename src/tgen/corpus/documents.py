@@ -27,7 +27,7 @@ from tgen.corpus.jsonl import (
     misnamed_rows_hint,
     parse_row,
 )
-from tgen.corpus.sources import Source, open_sources
+from tgen.corpus.sources import OwnFiles, Skipped, Source, open_sources
 from tgen.errors import CorpusError
 from tgen.tokenizer import END_OF_TEXT
 
@@ -192,7 +192,7 @@ class Corpus:
     """All documents in the order read."""
 
     documents: Documents
-    skipped: list[str]  # binary files in directories
+    skipped: list[str]  # binary files, models and runs: a note for each reason
     sha256: str = ""  # hash of the documents and their boundaries
     is_chat: bool = False  # the documents are conversations
     misnamed: dict[str, str] = field(default_factory=dict)  # .json files with rows: a hint for each
@@ -216,19 +216,20 @@ def read(
     paths: Sequence[str],
     *,
     chat: bool = False,
+    own_files: OwnFiles = lambda _: set(),
     mixed_hint: str = "train on one of them first, then on the other with --from",
 ) -> Corpus:
     """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty.
 
     JSONL files whose first row has messages, or with `chat` all, contain conversations; they are an
-    error beside other text, with `mixed_hint`.
+    error beside other text, with `mixed_hint`. See `open_sources` for `own_files`.
     """
-    skipped: list[str] = []
+    skipped = Skipped()
     misnamed: dict[str, str] = {}
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     text_name = chat_name = ""  # of the first source of this kind
-    for source in open_sources(paths, skipped):
+    for source in open_sources(paths, skipped, own_files):
         rows = contains_rows(source)
         chats = rows and (chat or contains_conversations(source))
         if hint := misnamed_rows_hint(source):
@@ -261,7 +262,7 @@ def read(
             or "remove --chat, or write one JSON object per line into a .jsonl file",
         )
     corpus = Corpus(
-        table.all_documents(), skipped, fingerprint.hexdigest(), bool(chat_name), misnamed
+        table.all_documents(), skipped.notes(), fingerprint.hexdigest(), bool(chat_name), misnamed
     )
     if corpus.n_bytes == 0:
         other = "has no text besides line breaks and end-of-text tokens"

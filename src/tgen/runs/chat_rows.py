@@ -112,7 +112,7 @@ def tokenize_rows(
 
     The `context_length` of the result is the length of the longest row.
     """
-    notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    notes = [*text.skipped]
     split = corpus.split_rows(text, config.val_fraction)
     rows = _subsample(split.train, max_bytes)
     if not split.val:

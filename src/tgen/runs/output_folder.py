@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tgen import distributed
 from tgen.checkpoint.model_lookup import find_model
-from tgen.checkpoint.stored_models import is_adapter
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, is_adapter
 from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
@@ -26,7 +26,8 @@ from tgen.storage.files import output_problem
 def lock_run(out: Path) -> Iterator[None]:
     """Hold the lock of the run in `out` on rank 0; raise LockedError if another process has it.
 
-    If no run exists at the end, remove all files created since.
+    `out` has a run or a start, or nothing in its directory. If no run exists at the end, remove
+    all files of a run created since.
     """
     if not distributed.is_rank_zero():
         yield
@@ -46,7 +47,7 @@ def lock_existing(out: Path) -> Iterator[None]:
 
     Raises LockedError if another process has it.
     """
-    if not saved_state.folder(out).is_dir():
+    if not _is_run_or_start(out):
         yield
         return
     with ExitStack() as stack:
@@ -58,8 +59,8 @@ def lock_existing(out: Path) -> Iterator[None]:
 
 
 def has_lock(out: Path) -> bool:
-    """Return whether `out` has a lock file, held by a process or left by one that ended."""
-    return _lock_path(out).exists()
+    """Return whether `out` has a run's lock file, held by a process or left by one that ended."""
+    return _is_run_or_start(out) and _lock_path(out).exists()
 
 
 @contextmanager
@@ -89,7 +90,9 @@ def _clean_up(out: Path, old_files: set[Path], new_folders: Iterable[Path]) -> N
     folder = saved_state.folder(out)
     if not saved_state.has_run(out):
         for path in set(folder.iterdir()) - old_files:
-            files.remove(path)
+            if saved_state.is_name_of_run(path.name):
+                files.remove(path)
+        saved_state.remove_leftovers(out)
         with suppress(OSError):  # other files are there, or Windows keeps an open file
             files.remove(_lock_path(out))
             for path in new_folders:
@@ -97,7 +100,7 @@ def _clean_up(out: Path, old_files: set[Path], new_folders: Iterable[Path]) -> N
 
 
 def _lock_path(out: Path) -> Path:
-    return saved_state.folder(out) / "LOCK"
+    return saved_state.folder(out) / saved_state.LOCK
 
 
 def check_out_is_not_source(request: RunRequest) -> None:
@@ -122,45 +125,58 @@ def _sources(request: RunRequest) -> Iterator[Path]:
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
-    from tgen.checkpoint.model_dir import is_whole  # slow: --help needs no tokenizers
+    from tgen.checkpoint.model_dir import files_of_a_model, is_whole  # slow: tokenizers
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
     if not out.exists() and (problem := output_problem(out)):
         raise UsageError(f"--out {out}: {problem}", "choose another directory")
-    has_model, has_run = out.exists() and is_whole(out), saved_state.has_run(out)
-    if not has_model and not has_run:
-        if _has_only_a_start(out):
-            return
+    has_model, has_run = out.exists() and is_whole(out), saved_state.is_run(out)
+    names, inside = saved_state.file_names(out), saved_state.file_names(saved_state.folder(out))
+    others = (
+        {"config.json", ADAPTER_CONFIG} & names
+        if has_run
+        else names - {saved_state.folder(out).name}
+    )
+    if has_model or (has_run and files_of_a_model(out)):
+        others = set()
+    if inside and not has_run and not saved_state.is_start(out):
+        others.add(saved_state.folder(out).name)
+    if others:
         raise UsageError(
-            f"--out {out} contains other files", "choose a directory that does not exist yet"
+            f"--out {out} contains other files: {', '.join(sorted(others)[:5])}",
+            "choose a directory that does not exist yet",
         )
-    if not overwrite:
+    if not overwrite and (has_model or has_run):
         raise UsageError(
             f"{out} already contains a {'model' if has_model else 'run'}",
             "add --resume to continue it, --overwrite to replace it, or choose another --out",
         )
 
 
-def _has_only_a_start(out: Path) -> bool:
-    """Return whether `out` has at most what a start leaves that was killed before run.json: the
-    lock and, only beside it, files of a run. Other programs have a `training` directory, too."""
-    folder = saved_state.folder(out)
-    inside = _names(folder)
-    is_started = "LOCK" in inside and all(map(saved_state.is_of_a_start, inside - {"LOCK"}))
-    return _names(out) <= {folder.name} and (not inside or is_started)
+def own_files(directory: Path) -> set[str]:
+    """Return the names in a directory that are those of a model or a run, as a corpus skips them;
+    in the `training` directory of a run, all."""
+    from tgen.checkpoint.model_dir import files_to_load  # slow: tokenizers
+
+    names, absolute = set(files_to_load(directory)), directory.absolute()
+    training = saved_state.folder(directory).name
+    if _is_run_or_start(directory):
+        names.add(training)
+    if absolute.name == training and _is_run_or_start(absolute.parent):
+        names |= saved_state.file_names(absolute)
+    return names
 
 
-def _names(directory: Path) -> set[str]:
-    """The names in a directory, without temporary ones; none if it does not exist."""
-    paths = directory.iterdir() if directory.is_dir() else ()
-    return {path.name for path in paths if not path.name.startswith(files.TEMPORARY)}
+def _is_run_or_start(out: Path) -> bool:
+    return saved_state.is_run(out) or saved_state.is_start(out)
 
 
 def check_run_exists(out: Path) -> None:
     """Raise TrainingError unless `out` has a run to resume."""
     if not saved_state.has_run(out):
         raise TrainingError(f"{out} contains no run to resume", "remove --resume to start one")
+    saved_state.load_record(out)  # a lock would change the directory of another program
 
 
 def check_parallel(requested: Parallel | None) -> None:

@@ -38,6 +38,7 @@ from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
+from tgen.runs.output_folder import own_files
 from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
 from tgen.runs.tokenizing import PreparedText, join_documents, prepare_texts
@@ -246,7 +247,7 @@ def _open_corpus(
     """Read the corpus as far as its documents; raise UsageError if the model or --template do not
     fit it."""
     yield PhaseReport(phase="reading the corpus")
-    text = corpus.read(request.corpus, chat=request.chat)
+    text = corpus.read(request.corpus, chat=request.chat, own_files=own_files)
     if text.is_chat and base.bundle is None:
         raise UsageError(
             "conversations need a model to fine-tune",

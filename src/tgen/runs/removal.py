@@ -23,7 +23,7 @@ def check_removable(path: Path) -> None:
     if path.is_file():
         is_model = path.suffix == ".gguf"
     else:
-        is_model = is_whole(path) or saved_state.has_run(path)
+        is_model = is_whole(path) or saved_state.is_run(path)
     if not is_model:
         raise UsageError(
             f"{path} is not a model",
@@ -44,10 +44,14 @@ def remove_model(path: Path) -> list[str]:
         return []
     with ExitStack() as stack:
         stack.enter_context(lock_existing(path))
-        own = set(files_of_a_model(path))
-        if saved_state.has_run(path) and not saved_state.folder(path).is_symlink():
-            own.add(saved_state.folder(path).name)
+        own, training = set(files_of_a_model(path)), saved_state.folder(path)
+        has_run = saved_state.is_run(path) and not training.is_symlink()
+        beside = saved_state.other_names(path) if has_run else []
+        if has_run and not beside:
+            own.add(training.name)
         others = sorted(entry.name for entry in path.iterdir() if entry.name not in own)
+        others = [name for name in others if name != training.name or not beside]
+        others += [f"{training.name}/{name}" for name in beside]
         if sys.platform == "win32":
             stack.close()  # Windows cannot rename a directory with an open file
         if not others:
@@ -56,4 +60,7 @@ def remove_model(path: Path) -> list[str]:
         main = ("config.json", ADAPTER_CONFIG)
         for name in sorted(own, key=lambda name: name not in main):  # then it is no model
             files.remove(path / name)
+        if beside:
+            saved_state.remove_run(path)
+            files.remove(training / saved_state.LOCK)
     return others

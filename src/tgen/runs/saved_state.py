@@ -22,17 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
-from tgen.errors import ModelError, TrainingError
+from tgen.errors import ModelError, TgenError, TrainingError
 from tgen.runs import manifest
 from tgen.storage import files
 from tgen.storage.disk_array import Array, blocks
 
 TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
+LOCK = "LOCK"
+_TENSORBOARD = "tensorboard"
 _GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
 _STATE_NAME = re.compile(r"state-\d{8,}")
+_DAMAGED_NAME = re.compile(r"damaged-state-\d{8,}(-\d+)?")
 _TOKENS_NAME = re.compile(r"tokens(-\d+)?\.safetensors")
 
 
@@ -56,8 +59,53 @@ def folder(out: Path) -> Path:
 
 
 def has_run(out: Path) -> bool:
-    """Return whether a run was started in `out`."""
+    """Return whether `out` has a training/run.json, damaged or not."""
     return (folder(out) / "run.json").exists()
+
+
+def is_run(out: Path) -> bool:
+    """Return whether tgen started a run in `out`. Other programs have a training/run.json, too."""
+    try:
+        return isinstance(load_record(out)[0].get("run_id"), str)
+    except (TgenError, OSError):
+        return False
+
+
+def is_start(out: Path) -> bool:
+    """Return whether a start that was killed before run.json left its lock and, only beside it,
+    files of a run. Other programs have a `training` directory, too."""
+    names = file_names(folder(out))
+    if LOCK not in names or other_names(out):
+        return False
+    try:
+        return names == {LOCK} or files.read(folder(out) / LOCK, limit=100).isdigit()
+    except TgenError:
+        return False
+
+
+def file_names(directory: Path) -> set[str]:
+    """The names in a directory, without temporary ones; none if it does not exist."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return {path.name for path in paths if not path.name.startswith(files.TEMPORARY)}
+
+
+def other_names(out: Path) -> list[str]:
+    """Return the names in the training directory of a run that belong to no run."""
+    others = [name for name in file_names(folder(out)) if not is_name_of_run(name)]
+    if not all(map(_is_event_file, file_names(folder(out) / _TENSORBOARD))):
+        others.append(_TENSORBOARD)
+    return sorted(others)
+
+
+def is_name_of_run(name: str) -> bool:
+    """Return whether a run has a file or a directory of this name in its training directory."""
+    names = (LOCK, "run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, _TENSORBOARD)
+    patterns = (_STATE_NAME, _TOKENS_NAME, _DAMAGED_NAME)
+    return name in names or any(pattern.fullmatch(name) for pattern in patterns)
+
+
+def _is_event_file(name: str) -> bool:
+    return name.startswith("events.out.tfevents.")
 
 
 def create_run(
@@ -268,7 +316,7 @@ def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> Saved
 
 def damaged_states(out: Path) -> list[str]:
     """Return the new names of damaged states that `load_state` renamed."""
-    return sorted(path.name for path in folder(out).glob("damaged-state-*"))
+    return sorted(filter(_DAMAGED_NAME.fullmatch, file_names(folder(out))))
 
 
 def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
@@ -289,18 +337,16 @@ def drop_states_after(out: Path, step: int) -> None:
             files.remove(path)
 
 
-def is_of_a_start(name: str) -> bool:
-    """Return whether `create_run` writes a file or directory of this name before run.json."""
-    is_own = name in ("tokenizer.json", _GENERAL_FILE)
-    return is_own or bool(_STATE_NAME.fullmatch(name) or _TOKENS_NAME.fullmatch(name))
-
-
 def remove_run(out: Path) -> None:
-    """Remove the files of a run, run.json first, and nothing else."""
-    for name in ("run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, "tensorboard"):
+    """Remove the files of a run, run.json first, and nothing else; the lock stays."""
+    files.remove(folder(out) / "run.json")
+    names = set(filter(is_name_of_run, file_names(folder(out)))) - {LOCK}
+    if _TENSORBOARD in other_names(out):
+        names.remove(_TENSORBOARD)
+        events = filter(_is_event_file, file_names(folder(out) / _TENSORBOARD))
+        names |= {f"{_TENSORBOARD}/{event}" for event in events}
+    for name in sorted(names):
         files.remove(folder(out) / name)
-    for path in [*_token_files(out), *_states(out), *folder(out).glob("damaged-state-*")]:
-        files.remove(path)
     remove_leftovers(out)
 
 

@@ -19,6 +19,7 @@ from tgen.runs import rank_sync, tensorboard
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forgetting import measure_before
+from tgen.runs.output_folder import own_files
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
@@ -108,7 +109,8 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     memory = rank_sync.min_rank_memory(device)
     text = None
     if request.corpus:
-        text = corpus.read(request.corpus, chat=record.chat is not None)
+        is_chat = record.chat is not None
+        text = corpus.read(request.corpus, chat=is_chat, own_files=own_files)
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
     if text is not None:
         check_corpus(out, record, text, override=request.override)

@@ -88,7 +88,7 @@ class PhaseProgress:
 
 def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValSplit:
     """Split a corpus, and sample about `max_bytes` of the training split."""
-    notes = [f"skipped {name}: not a text file" for name in text.skipped]
+    notes = [*text.skipped]
     notes += [
         f"{name} has rows but is trained on as plain text: {hint}"
         for name, hint in text.misnamed.items()

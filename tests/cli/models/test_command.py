@@ -10,6 +10,7 @@ import pytest
 
 from support.adapters import save_adapter
 from support.models import make_model
+from support.runs import RUN_JSON
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
 from tgen.cli.app import run
@@ -139,7 +140,7 @@ def test_models_of_others_and_running_ones_are_refused(models):
     assert find_model("someone/poems").path.exists()
     assert models("rm", "shakespeare", "--yes")[0] == 2
     Path("models/plays/training").mkdir()
-    Path("models/plays/training/run.json").write_text("{}")
+    Path("models/plays/training/run.json").write_text(RUN_JSON)
     with lock_run(Path("models/plays")):
         assert models("rm", "plays", "--yes")[0] == 75
     assert Path("models/plays/config.json").exists()

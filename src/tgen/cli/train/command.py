@@ -104,7 +104,8 @@ def _default_output(corpus: list[str]) -> Path:
     if first == "-":
         return Path("models") / "stdin"
     path = Path(first)
-    name = "corpus" if any(mark in first for mark in "*?[") else (path.stem or path.resolve().name)
+    is_pattern = any(mark in first for mark in "*?[") and not path.exists()
+    name = "corpus" if is_pattern else (path.stem or path.resolve().name)
     return Path("models") / (name.lstrip(".") or "corpus")
 
 
