@@ -342,3 +342,25 @@ def test_speed_of_one_rank_is_that_of_the_plan(tmp_path, monkeypatch):
     steps = next(choice.value for choice in plan.choices if choice.name == "steps")
     rounded = round(plan.scaling.steps, 2 - len(str(plan.scaling.steps)))
     assert steps == f"about {rounded:,}"
+
+
+def test_moved_base_is_named_when_a_run_resumes(tmp_path, base):
+    list(runs.start(lora_request(tmp_path, base, "whole")))
+    list(runs.start(lora_request(tmp_path, base), stopped=stop_after(3)))
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(TrainingError, match="is missing") as error:
+        list(resume(tmp_path / "tuned", threads=1))
+    assert "--from" in error.value.hint
+    with pytest.raises(TrainingError, match="of this run has changed"):
+        list(resume(tmp_path / "tuned", threads=1, start_from=tmp_path / "float32"))
+    list(resume(tmp_path / "tuned", threads=1, start_from=moved))
+    list(resume(tmp_path / "tuned", threads=1))  # the run has recorded the path
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "tuned" / weights).read_bytes() == (
+        tmp_path / "whole" / weights
+    ).read_bytes()
+    (tmp_path / "tuned" / weights).unlink()
+    list(resume(tmp_path / "tuned", threads=1))
+    assert (tmp_path / "tuned" / weights).read_bytes() == (
+        tmp_path / "whole" / weights
+    ).read_bytes()

@@ -11,7 +11,8 @@ import pytest
 
 from support.runs import contents, load_run, plan_of, request, resume, start_run
 from tgen import runs
-from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.checkpoint import model_dir
+from tgen.errors import ModelError, TgenError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, EvalReport, RunReport
 from tgen.runs import manifest, prepare
 from tgen.runs import saved_state as run_state
@@ -313,3 +314,31 @@ def test_run_with_only_damaged_states_is_an_error(finished):
         TrainingError, match=r"has no training state \(damaged-state-.*, damaged-state"
     ):
         list(resume(finished))
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "config.json", "tokenizer.json", "*"])
+def test_resumed_run_writes_lost_files_of_its_model_again(lost, finished):
+    before = contents(finished)
+    for path in finished.glob(lost):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(ModelError) as error:
+        model_dir.load(finished)
+    assert f"tgen train --resume --out {finished}`" in error.value.hint
+    assert isinstance(list(resume(finished, threads=1))[-1], DoneReport)
+    assert contents(finished) == before
+
+
+def test_model_of_the_best_step_is_written_again_in_the_middle_of_a_run(tmp_path):
+    request_ = request(tmp_path, overrides={"learning_rate": "3", "matrix_learning_rate": "3"})
+    calls = iter([False] * 12)
+    list(runs.start(request_, stopped=lambda: next(calls, True)))
+    out = tmp_path / "model"
+    before = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").unlink()
+    reports = resume(out, threads=1)
+    next(report for report in reports if getattr(report, "phase", "") == "first step")
+    reports.close()
+    assert (out / "model.safetensors").read_bytes() == before
+    with pytest.raises(UsageError, match="--from: the states of this run have all weights"):
+        list(resume(out, start_from=out))

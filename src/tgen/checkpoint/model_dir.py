@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
+NEEDED_FILES = ("config.json", "tokenizer.json", WEIGHTS)  # of a model that tgen trained
 _INDEX = f"{WEIGHTS}.index.json"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
 DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
@@ -414,7 +416,9 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
     if not (path / "tokenizer.json").exists():
         raise ModelError(
             f"{str(path)!r} has no tokenizer.json",
-            "download it too, or let transformers' save_pretrained convert the older files",
+            _missing_hint(path)
+            if (path / "training" / "run.json").exists()
+            else "download it too, or let transformers' save_pretrained convert the older files",
         )
     tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
     safetensors_file.reject_lfs_pointer(path / "tokenizer.json", tokenizer_text)
@@ -571,8 +575,9 @@ def _missing_hint(path: Path) -> str:
         return f"download {_INDEX} too: the weights are in shards"
     if (path / "training" / "run.json").exists():
         return (
-            f"run `tgen train --resume --out {path}` to continue: no weights were saved yet; "
-            "if training failed, start again with --overwrite and lower learning rates"
+            f"run `tgen train --resume --out {shlex.quote(str(path))}`: the run writes its weights "
+            "again, or the first ones; if training failed, start again with --overwrite and lower "
+            "learning rates"
         )
     if (path / "training" / "LOCK").exists():
         return (

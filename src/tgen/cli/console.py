@@ -11,6 +11,7 @@ from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
 _MOMENT_SECONDS = 0.5
+_PROMPT_CHARACTERS = 60
 
 
 def require_stdout() -> None:
@@ -79,9 +80,15 @@ def ask(question: str) -> None:
     _print_line(question, end=" ")
 
 
-def print_try_generate(model: object, *, chat: bool = False, quiet: bool = False) -> None:
-    """Print the command that generates from a new model, or that chats with it."""
-    how = "--chat --interactive" if chat else '--prompt "What is"'
+def print_try_generate(
+    model: object, *, prompt: bytes = b"", chat: bool = False, quiet: bool = False
+) -> None:
+    """Print the command that generates from a new model, or that chats with it. It has the last
+    line of the `prompt` that can be typed."""
+    lines = prompt.decode(errors="ignore").split("\n")
+    fitting = [line.strip()[-_PROMPT_CHARACTERS:] for line in lines if line.isprintable()]
+    *_, text = ("", *(line for line in fitting if line.strip("-")))  # "-" means stdin
+    how = "--chat --interactive" if chat else f"--prompt {shlex.quote(text)}"
     command = f"tgen generate --model {shlex.quote(str(model))} {how}"
     print_status(f"try: {command}", quiet=quiet, is_command=True)
 

@@ -7,14 +7,17 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
 from tgen.cli.options import make_command, parse_size, quiet_option
 from tgen.config import GgufType
 from tgen.config.option import option
-from tgen.errors import ModelError, UsageError
+from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage.files import output_problem
+
+if TYPE_CHECKING:
+    from tgen.checkpoint.model_dir import ModelBundle
 
 
 def default_target(name: str, dtype: str) -> Path:
@@ -128,6 +131,7 @@ def export(options: ExportOptions) -> None:
 
     began = time.monotonic()
     from tgen.checkpoint import export as exporters
+    from tgen.checkpoint.chat_template import chat_template_source
     from tgen.checkpoint.gguf import architectures, tokenizer
     from tgen.checkpoint.gguf.writer import DTYPES
     from tgen.checkpoint.model_lookup import find_model
@@ -190,7 +194,19 @@ def export(options: ExportOptions) -> None:
     megabytes = sum(file.stat().st_size for file in written) / 1e6
     seconds = time.monotonic() - began
     console.print_status(f"wrote {megabytes:,.1f} MB to {out} in {seconds:.1f} s", quiet=quiet)
-    console.print_try_generate(out, quiet=quiet)
+    is_chat = chat_template_source(bundle.settings_path) is not None
+    console.print_try_generate(out, prompt=_prompt(bundle), chat=is_chat, quiet=quiet)
+
+
+def _prompt(bundle: "ModelBundle") -> bytes:
+    """Return the sample prompt of the run that trained a model; without one, common words."""
+    from tgen.runs import saved_state
+
+    try:
+        text = str(saved_state.load_record(bundle.named_path)[0]["sample_prompt"])
+    except (TgenError, OSError, KeyError):
+        text = "What is"
+    return bundle.tokenizer.make_expressible(text.encode(errors="ignore"))
 
 
 command = make_command(export, ExportOptions)

@@ -143,8 +143,11 @@ class ModelConfig:
             if field.name not in (*_DIMENSIONS, *free):
                 value = family.get(field.name, field.default)
                 wanted = f"{value} in the {self.family} family"
-                own = getattr(self, field.name)
-                require(own == value, field.name, own, wanted)
+                own, name = getattr(self, field.name), field.name
+                if value is None and own is not None:
+                    message = f"{name}: not available in the {self.family} family (got {own!s:.60})"
+                    raise UsageError(message, "remove it, or choose another family", field=name)
+                require(own == value, name, own, wanted)
         if self.norm == "layer_norm":
             ungated = "an ungated activation"
             require(self.activation not in GATED, "activation", self.activation, ungated)
@@ -155,7 +158,7 @@ class ModelConfig:
             heads = f"n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
         if "output_bias" in free:
-            same = f"attention_bias={self.attention_bias} in the {self.family} family"
+            same = f"{self.attention_bias}, as attention_bias, in the {self.family} family"
             require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
         if self.family == "classic":
             supported = self.position in ("sinusoidal", "learned")
@@ -200,6 +203,8 @@ class ModelConfig:
                     f"set d_model to a multiple of {n_heads * (1 + even)}, or change n_heads",
                 )
             merged["head_dim"] = d_model // n_heads
+        if "output_bias" in _FREE[family] and "output_bias" not in values:
+            merged["output_bias"] = merged["attention_bias"]
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads
         if family == "gemma3" and "embedding_scale" not in values:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -458,5 +459,6 @@ def _weights_hint(path: Path) -> str:
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "save the adapter as safetensors: pickle files can run code"
     if (path / "training" / "run.json").exists():
-        return f"run `tgen train --resume --out {path}` to continue: no weights were saved yet"
+        out = shlex.quote(str(path))
+        return f"run `tgen train --resume --out {out}`: the run writes its weights again"
     return "download the file too"

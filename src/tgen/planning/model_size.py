@@ -102,10 +102,10 @@ def keep_model(model: ModelConfig, *, fields: Mapping[str, Any], inputs: PlanInp
     wanted = fields.get("context_length", min(model.context_length, WINDOW))
     for name, value in fields.items():
         if name != "context_length" or value > model.context_length:
-            raise UsageError(
-                f"--set {name}={value} cannot be combined with --from",
-                "remove it: fine-tuning keeps the model's architecture",
-            )
+            hint = "remove it: fine-tuning keeps the model's architecture"
+            if name == "context_length":
+                hint = f"set context_length to at most {model.context_length}, that of the model"
+            raise UsageError(f"--set {name}={value} cannot be combined with --from", hint)
     context = min(wanted, inputs.train_tokens - 1)
     why = "at most the base model's context length"
     return ModelChoice("unchanged", "that of the base model", model, context, why)

@@ -206,6 +206,7 @@ class DoneReport:
     seconds: float
     tokens: int
     out: str = ""
+    sample_prompt: bytes = b""  # as of the samples
     baselines: dict[str, float] = field(default_factory=dict)  # bits per byte, by name
     general_before: float | None = None  # bits per byte of the general text; None: not fine-tuned
     general_after: float | None = None

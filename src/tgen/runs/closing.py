@@ -46,6 +46,7 @@ def final_reports(
     yield replace(
         done,
         out=str(out),
+        sample_prompt=prepared.record.sample_prompt,
         baselines=prepared.record.baselines,
         general_before=before,
         general_after=after,

@@ -4,6 +4,7 @@ The states of a LoRA run have the adapter alone, so a resumed run finds the base
 or its name, and checks its digest.
 """
 
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -93,7 +94,8 @@ def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainCo
     if path is None and config.lora is not None and is_adapter(base_path):
         raise UsageError(
             f"--lora cannot be combined with --from {start_from}, which is an adapter",
-            f"continue it with --adapter {start_from}, or merge it: tgen export --merge",
+            f"continue it with --adapter {start_from}, or merge it: tgen export "
+            f"{shlex.quote(str(start_from))} --merge --to transformers --out DIR",
         )
     bundle = merging.load(base_path)
     if path is None and config.lora is None:
@@ -131,9 +133,17 @@ def dequantize_base(
     return replace(record, base_digest=adapters.base_digest(floats)), floats
 
 
-def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a run's base model; raises TrainingError if it is gone or changed."""
+def load_base(
+    record: AdapterRecord, moved_to: Path | None = None
+) -> tuple[AdapterRecord, dict[str, NDArray[Any]]]:
+    """Return the arrays of a run's base model, and the record with the path where it is now.
+
+    Raises TrainingError if it is gone or changed, ModelError if no model is where it `moved_to`.
+    """
     looked_at: list[Path] = []
+    if moved_to is not None:
+        base, path = _find_base(moved_to, None)
+        record = replace(record, base=base, base_path=str(path.resolve()))
     for name in (record.base_path, record.base):
         with suppress(TgenError):
             path = find_model(name).path
@@ -142,14 +152,14 @@ def load_base(record: AdapterRecord) -> dict[str, NDArray[Any]]:
             looked_at.append(path)
             arrays = _dequantize(merging.load(path).arrays)
             if adapters.base_digest(arrays) == record.base_digest:
-                return arrays
+                return record, arrays
     where = record.base_path
     if record.base != where:
         where += f" (--from {record.base})"
     what = "has changed" if looked_at else "is missing"
     raise TrainingError(
         f"the base model {where} of this run {what}",
-        "restore it: the states of a LoRA run have the adapter only",
+        "restore it, or name it where it is now with --from: the states have the adapter only",
     )
 
 

@@ -116,7 +116,8 @@ class RunRequest:
     family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family", check_choices=False)
     start_from: Path | None = option(
         None,
-        "Model to fine-tune (path or name), with its tokenizer and shape.",
+        "Model to fine-tune (path or name), with its tokenizer and shape; with --resume, the base "
+        "of a LoRA run, if it has moved.",
         "--from",
         metavar="NAME",
         excludes=_OF_BASE,
@@ -229,6 +230,7 @@ class ResumeRequest:
     settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
     overrides: dict[str, str] = field(default_factory=dict)  # from --set: field -> value
     override: bool = False  # allow settings and corpus to differ
+    start_from: Path | None = None  # where the base model of a LoRA run is now
     parallel: Parallel | None = None
     device: Device = device_option("Hardware")
     threads: int | None = threads_option("Hardware")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tgen import corpus, distributed
 from tgen.config.training import Parallel
-from tgen.errors import TgenError, TrainingError
+from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
@@ -122,7 +122,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         record = apply_overrides(record, request, progress, tokenizer)
         if is_rank_zero:
             check_fit(out, record, saved)
-        weights, parallel = yield from _load_base(record, device, memory, request.parallel)
+        record, weights, parallel = yield from _load_base(record, device, memory, request)
         # Only now: what is refused leaves the directory as it is.
         record, tokens_entry = yield from _check_data(
             request, text, record, tokens_entry, tokenizer, progress
@@ -188,20 +188,32 @@ def _check_data(
 
 
 def _load_base(
-    record: RunRecord, device: Device, memory: int | None, requested: Parallel | None
-) -> Generator[PhaseReport, None, tuple[Mapping[str, NDArray[Any]] | None, Parallel | None]]:
-    """Return the base model of a LoRA run, and how ranks share the model, which must fit into their
-    memory."""
+    record: RunRecord, device: Device, memory: int | None, request: ResumeRequest
+) -> Generator[
+    PhaseReport, None, tuple[RunRecord, Mapping[str, NDArray[Any]] | None, Parallel | None]
+]:
+    """Return the base model of a LoRA run, the record with its path, and how ranks share the model,
+    which must fit into their memory."""
     weights = frozen = None
+    if record.adapter is None and request.start_from is not None:
+        raise UsageError(
+            "--from: the states of this run have all weights, so it needs no other model",
+            "remove --from, or start a new run with another --out",
+        )
     if record.adapter is not None:
         yield PhaseReport(phase="loading the model")
-        weights = load_base(record.adapter)
+        adapter, weights = load_base(record.adapter, request.start_from)
+        if adapter != record.adapter:
+            record = replace(record, adapter=adapter, start_from=adapter.base_path)
+        assert record.adapter is not None
         frozen = record.adapter.frozen_model(record.plan.model, weights)
-    parallel = rank_sync.resolve_parallel(record.plan, device, memory, requested, frozen=frozen)
+    parallel = rank_sync.resolve_parallel(
+        record.plan, device, memory, request.parallel, frozen=frozen
+    )
     if parallel is None and device.type == "cpu":
         needs = record.plan.model, record.plan.train, record.plan.context_length
         check_memory(*needs, memory, frozen=frozen)
-    return weights, parallel
+    return record, weights, parallel
 
 
 def _load_tokens(

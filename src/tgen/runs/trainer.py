@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tgen import distributed
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.stored_models import is_model_directory
+from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import merging, training
 from tgen.reports.training import (
@@ -67,6 +67,7 @@ class Trainer:
         """Yield the run's reports, and write them as TensorBoard events if requested."""
         has_saved = state.progress.best_bits_per_byte is not None or not self.has_val
         self.saver.is_new = state.progress.step == 0 or not has_saved
+        yield from self._restore_lost_model(state)
         self.names_phases = state.progress.closing_seconds > _LONG_CLOSING
         yield PhaseReport(phase="first step", saved=True)
         reports = self._train_with_rollbacks(state)
@@ -74,6 +75,21 @@ class Trainer:
             folder = run_state.folder(self.out) / "tensorboard"
             reports = tensorboard.write_events(reports, folder, after_step=state.progress.step)
         yield from reports
+
+    def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:
+        """Write the model of the best step again from its state, if files of it are gone."""
+        record = self.prepared.record
+        needed = model_dir.NEEDED_FILES if record.adapter is None else ADAPTER_FILES
+        is_lost = any(not (self.out / name).exists() for name in needed)
+        was_saved = self.has_val and state.progress.best_bits_per_byte is not None
+        if was_saved and distributed.broadcast(is_lost):
+            yield PhaseReport(phase="writing the model again", saved=True)
+            roll_back(self.out, record, state, from_step=state.progress.best_step)
+            arrays = state.to_arrays()
+            if distributed.is_rank_zero():
+                save, _ = self._model_to_save(state, arrays)
+                save(is_new=True)
+            roll_back(self.out, record, state)
 
     def _train_with_rollbacks(self, state: TrainState) -> Iterator[RunReport]:
         """Train to the end; early stopping restores the best state, divergence the newest."""

@@ -407,7 +407,7 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
             f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning, on "
             f"{count(report.general_tokens, 'token')}"
         )
-    console.print_try_generate(report.out, chat=chat)
+    console.print_try_generate(report.out, prompt=report.sample_prompt, chat=chat)
 
 
 def _hardware(plan: PlanReport) -> str:
