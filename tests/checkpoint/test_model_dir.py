@@ -523,3 +523,35 @@ def test_an_adapter_is_not_its_own_base(trained, tmp_path):
     with pytest.raises(ModelError, match=r"it has no config\.json") as error:
         merging.load(path, adapter=path)
     assert error.value.hint == "this is an adapter: name its base with --model, or remove --adapter"
+
+
+@pytest.mark.parametrize("settings", [{"quantization": {"bits": 4}}, {"bits": 4}])
+def test_model_of_mlx_is_called_quantized(settings, tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    key = "quantization" if "quantization" in settings else "quantization_config"
+    edit(tmp_path / "m" / "config.json", **{key: settings.get("quantization", settings)})
+    with pytest.raises(ModelError, match=r"quantized \(mlx\)"):
+        model_dir.load(tmp_path / "m")
+
+
+def test_model_inside_distributed_data_parallel_is_named(tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path / "m", model.config, tokenizer, model.to_arrays())
+    path = tmp_path / "m" / "model.safetensors"
+    arrays = {f"module.{name}": array for name, array in load_file(path).items()}
+    path.write_bytes(safetensors_file.serialize(arrays))
+    with pytest.raises(ModelError, match="DistributedDataParallel") as error:
+        model_dir.load(tmp_path / "m")
+    assert error.value.hint == "save the module in it"
+
+
+def test_directory_of_a_trainer_and_a_file_of_weights_name_the_model(tokenizer, tmp_path):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size)
+    for step in (500, 1000):
+        path = tmp_path / f"checkpoint-{step}"
+        model_dir.save(path, model.config, tokenizer, model.to_arrays())
+    for named in (tmp_path, path / "model.safetensors"):
+        with pytest.raises(ModelError) as error:
+            model_dir.load(named)
+        assert error.value.hint.endswith(f": {path}")

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
@@ -23,9 +23,10 @@ from tgen.cli.app import COMMANDS, make_app, run
 from tgen.runs.request import parse_overrides
 
 ROOT = Path(__file__).parents[2]
+APP: Any = typer.main.get_command(make_app())
 OPTIONS = {
     flag
-    for command in typer.main.get_command(make_app()).commands.values()
+    for command in APP.commands.values()
     for option in command.params
     for flag in (*option.opts, *option.secondary_opts)
 }
@@ -197,8 +198,8 @@ def test_printed_command_works(kind, capsysbinary):
     if kind == "lost":
         Path("a run/model.safetensors").unlink()
     run(shlex.split(command))
-    printed = re.search(pattern, capsysbinary.readouterr().err.decode())
-    assert run(shlex.split(printed[1].replace("DIR", "merged"))) == 0
+    (printed,) = re.findall(pattern, capsysbinary.readouterr().err.decode())
+    assert run(shlex.split(printed.replace("DIR", "merged"))) == 0
     if kind == "lost":
         assert run(shlex.split(command)) == 0
 

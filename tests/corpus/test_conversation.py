@@ -151,3 +151,15 @@ def test_place_of_a_row_counts_empty_lines(tmp_path):
     table = read.documents.table
     places = [table.describe(i).rpartition("/")[2] for i in np.arange(4).tolist()]
     assert places == ["a.jsonl, line 2", "a.jsonl, line 4", "a.jsonl, line 5", "b.jsonl, line 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [('{\n  "text": "a"\n}', "."), ('[\n{"text": "a"}]', ".[]"), ('[{"text": "a"}]', ".[]")],
+)
+def test_objects_on_several_lines_and_lists_get_a_command(text, values, tmp_path):
+    path = tmp_path / "rows.JSONL"
+    path.write_text(text)
+    with pytest.raises(CorpusError) as error:
+        corpus.read([str(path)])
+    assert error.value.hint == f"write one object per line: jq -c '{values}' FILE"

@@ -270,6 +270,7 @@ def add(name):
 PREFIX = "base_model.model.model.layers.0."
 BAD_CONFIGS = {
     "peft_type 'IA3' is not LORA": {"peft_type": "IA3"},
+    "peft_type 'P_TUNING' is not LORA": {"peft_type": "P_TUNING"},
     "task_type 'SEQ_CLS' is not CAUSAL_LM": {"task_type": "SEQ_CLS"},
     "use_dora is not supported": {"use_dora": True},
     "modules_to_save is not supported": {"modules_to_save": ["lm_head"]},

@@ -375,7 +375,9 @@ def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
     begun = start_run(request(tmp_path))
     assert (begun.n_parameters, begun.vocab_size) == (shown.n_parameters, shown.vocab_size)
     assert [c.name for c in begun.choices] == [c.name for c in shown.choices]
-    (tmp_path / "model" / "config.json").write_text("{}")  # a model is there by now
+    (tmp_path / "model" / "config.json").write_text(
+        '{"model_type": "qwen3"}'
+    )  # a model is there by now
     assert runs.dry_run(request(tmp_path)).n_parameters == shown.n_parameters
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.models import TEXT
-from support.runs import TRAINED, contents, load_run, progress, request, resume, start_run
+from support.runs import TRAINED, contents, load_run, plan_of, progress, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import Family
@@ -216,3 +216,11 @@ def test_resume_refuses_a_changed_corpus(finished, tmp_path):
         next(resume(finished, corpus=[str(tmp_path / "corpus.txt")]))
     with pytest.raises(TrainingError, match="no run"):
         next(resume(tmp_path / "nowhere"))
+
+
+def test_held_out_rows_without_completions_are_noted(tmp_path):
+    rows = [{"prompt": f"{i}?", "completion": f" {i * i}" * (i < 80)} for i in range(100)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = plan_of(runs.dry_run_reports(request(tmp_path, corpus=[str(path)])))
+    assert "the held-out completions are empty: the last weights are saved" in plan.notes

@@ -584,6 +584,9 @@ def _missing_hint(path: Path) -> str:
             "wait if its training is just starting; if it was stopped before it began, start it "
             "again with `tgen train`"
         )
+    steps = {name[11:]: path / name for name in os.listdir(path) if name[:11] == "checkpoint-"}
+    if numbers := [step for step in steps if step.isdigit() and is_whole(steps[step])]:
+        return f"name a checkpoint in it: {steps[max(numbers, key=int)]}"
     if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
         return "convert the weights to safetensors: they are pickle files, which can run code"
     return "name the directory that `tgen train` wrote"

@@ -145,8 +145,8 @@ class ModelConfig:
                 wanted = f"{value} in the {self.family} family"
                 own, name = getattr(self, field.name), field.name
                 if value is None and own is not None:
-                    message = f"{name}: not available in the {self.family} family (got {own!s:.60})"
-                    raise UsageError(message, "remove it, or choose another family", field=name)
+                    hint = f"remove it: the {self.family} family has none"
+                    raise UsageError(f"{name}: invalid value {own!s:.60}", hint, field=name)
                 require(own == value, name, own, wanted)
         if self.norm == "layer_norm":
             ungated = "an ungated activation"

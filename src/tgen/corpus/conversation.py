@@ -94,7 +94,11 @@ def _parse_object(line: bytes, example: str) -> dict[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         what = f"not valid JSON: {error.msg} at column {error.colno:,} (got {_shown(line)})"
-        raise CorpusError(what, "complete or remove the line: each is one JSON object") from None
+        hint = "complete or remove the line: each is one JSON object"
+        if line.strip() in (b"{", b"[", b"[{"):  # the first line of several
+            values = "." if line.startswith(b"{") else ".[]"
+            hint = f"write one object per line: jq -c '{values}' FILE"
+        raise CorpusError(what, hint) from None
     except UnicodeDecodeError:
         raise CorpusError(f"not UTF-8 (got {_shown(line)})", "save the file as UTF-8") from None
     except (ValueError, RecursionError):
@@ -102,6 +106,8 @@ def _parse_object(line: bytes, example: str) -> dict[str, Any]:
             "a number is too long, or the nesting too deep", "shorten or remove the row"
         ) from None
     if not isinstance(row, dict):
+        if isinstance(row, list) and row and isinstance(row[0], dict):
+            example = "write one object per line: jq -c '.[]' FILE"
         raise CorpusError(f"not a JSON object (got {_shown(line)})", example)
     return row
 

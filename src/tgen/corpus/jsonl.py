@@ -91,7 +91,7 @@ def _read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 def contains_rows(source: Source) -> bool:
     """Return whether a source is JSONL, by its name or the first line of stdin."""
     if source.name != "-":
-        return source.name.endswith((".jsonl", ".ndjson"))
+        return source.name.lower().endswith((".jsonl", ".ndjson"))
     return _is_row(_beginning(source).split(b"\n", 1)[0])
 
 

@@ -62,6 +62,8 @@ _NOT_PAIRS = {  # parts of tensor names: what they belong to
 # May take exponential time; with (?x:, white space may hide that a quantifier follows a group.
 _UNSAFE_PATTERN = re.compile(r"\s|[)\]][*+?{]|(.*[*+?{]){3}")
 _MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and use the result"
+_NOT_MERGED = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING",
+               "ADAPTION_PROMPT", "CPT")  # fmt: skip
 _OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
 
 
@@ -315,7 +317,8 @@ def _check_config(path: Path, values: Mapping[str, Any]) -> None:
         )
     kind = values.get("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{file}: peft_type {str(kind)[:50]!r} is not LORA", _MERGE_HINT)
+        hint = "use a LoRA adapter" if kind in _NOT_MERGED else _MERGE_HINT
+        raise ModelError(f"{file}: peft_type {str(kind)[:50]!r} is not LORA", hint)
     task = values.get("task_type")
     if task not in (None, "CAUSAL_LM"):
         hint = "use an adapter of a language model"

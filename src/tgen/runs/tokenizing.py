@@ -105,10 +105,8 @@ def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValS
     train = corpus.subsample_documents(split.train, max_bytes)
     val = corpus.subsample_documents(split.val, corpus.MAX_VAL_BYTES)
     if train is not split.train:
-        notes.append(
-            f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: more would exceed the "
-            "time budget"
-        )
+        why = "more would exceed the time budget" if config.steps is None else "enough for --steps"
+        notes.append(f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: {why}")
     if 0 < val.n_bytes < _FEW_VAL_BYTES:
         notes.append(
             f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
@@ -156,6 +154,9 @@ def prepare_texts(
     prepared = yield from tokenize_split(
         split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
     )
+    if split.val and not prepared.held_out_bytes:
+        notes = [*prepared.notes, "the held-out completions are empty: the last weights are saved"]
+        prepared = prepared._replace(notes=notes)
     if prepared.train_bytes == 0:
         raise CorpusError(
             "the corpus has no completions to train on",

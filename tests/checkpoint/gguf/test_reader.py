@@ -182,6 +182,8 @@ def change(data, key, value):
         (lambda d: change(d, b"qwen3.context_length", 0), "context_length=0"),
         (lambda d: d.replace(b"ffn_up.weight", b"ffn_UP.weight"), "ffn_up.weight is missing"),
         (lambda d: d[:4] + struct.pack("<I", 1) + d[8:], "GGUF version 1"),
+        (lambda d: d[:4] + struct.pack(">I", 3) + d[8:], "big-endian numbers"),
+        (lambda d: d.replace(b"general.name", b"general.type"), "the file has the type"),
         (
             lambda d: d[:8] + b"\xff" * 8 + d[16:],
             "header of more|ends at byte|dimensions|two tensors",

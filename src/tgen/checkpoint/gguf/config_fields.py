@@ -27,6 +27,7 @@ from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
 from tgen.model.rope import scale_frequencies
 
+_OTHER_FILE = "name the GGUF file of a model with weights"
 _PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
 HINT = "use a model with linear, yarn or Llama 3 RoPE scaling"
@@ -167,6 +168,8 @@ def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
 def read_config(path: Path, header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
+    if (kind := fields.get("general.type", "model")) != "model":
+        raise ModelError(f"the file has the type {str(kind)[:50]!r}, not 'model'", _OTHER_FILE)
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _FAMILIES:
         raise ModelError(
@@ -182,7 +185,8 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     if own.get("expert_count", 0) != 0:
         raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
     if "token_embd.weight" not in entries:
-        raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
+        hint = "download the file again: it is damaged" if entries else _OTHER_FILE
+        raise ModelError("token_embd.weight is missing", hint)
     values = _read_shape(own) | {
         "vocab_size": entries["token_embd.weight"].shape[0],
         "tied_embeddings": "output.weight" not in entries,

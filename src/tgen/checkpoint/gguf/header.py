@@ -69,10 +69,15 @@ def read_header(path: Path) -> Header:
         if magic == b"vers":
             reject_lfs_pointer(path, magic + source.take(4))
         if magic != MAGIC:
-            raise ModelError(
-                f"{path} is not a GGUF file", "name a model directory or a file ending in .gguf"
-            )
+            hint = "name a model directory or a file ending in .gguf"
+            if path.suffix == ".safetensors":
+                hint = f"name its directory: {path.parent}"
+            raise ModelError(f"{path} is not a GGUF file", hint)
         version = source.number("I")
+        if version in (2 << 24, 3 << 24):
+            raise ModelError(
+                f"{path} has big-endian numbers", "convert it with gguf_convert_endian of gguf"
+            )
         if version not in (2, 3):
             raise ModelError(f"{path} has GGUF version {version}", "convert it to version 2 or 3")
         n_tensors, n_fields = source.number("Q"), source.number("Q")

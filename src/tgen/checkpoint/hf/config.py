@@ -87,8 +87,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     model_type = json.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(f"unknown model type {model_type!r}"[:200], _other_model_hint(json))
-    if quantized := json.get("quantization_config"):
-        kind = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+    if quantized := json.get("quantization_config") or json.get("quantization"):
+        kind = quantized.get("quant_method", "mlx") if isinstance(quantized, dict) else quantized
         raise ModelError(
             f"the weights are quantized ({str(kind)[:100]})",
             "download the unquantized model, or its GGUF file",

@@ -33,6 +33,7 @@ _OTHER_MODELS = {  # parts of tensor names that tell what a file contains beside
     "_orig_mod.": "a compiled model; save the module that was compiled",
     "score.weight": "a classifier; use the language model that it was made from",
     "experts.": "a mixture of experts; use a dense model",
+    "module.": "a model inside DistributedDataParallel; save the module in it",
 }
 
 # Names of tgen's tensors, without ".weight" and ".bias". Several names are stacked in one of ours.
