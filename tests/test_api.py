@@ -139,7 +139,7 @@ def test_misspelled_options_get_a_suggestion(trained, tmp_path):
 
 
 def test_train_takes_steps_or_minutes(tmp_path):
-    with pytest.raises(UsageError, match="steps cannot be combined with minutes"):
+    with pytest.raises(UsageError, match="minutes cannot be combined with steps"):
         tgen.train("corpus.txt", out=tmp_path, minutes=1, steps=5)
 
 
@@ -435,6 +435,8 @@ def test_train_refuses_options_without_effect(trained, tmp_path, options, messag
     with pytest.raises(UsageError) as error:
         tgen.train(tmp_path / "c.txt", **{"out": tmp_path / "m", "start_from": trained, **options})
     assert error.value.message == message
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
