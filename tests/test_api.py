@@ -443,7 +443,6 @@ def test_train_refuses_options_without_effect(trained, tmp_path, options, messag
         ({"start_from": "a", "size": "nano"}, "start_from cannot be combined with size"),
         ({"lora": 2}, "lora needs start_from"),
         ({"general": "a.txt"}, "general needs start_from or adapter"),
-        ({"overrides": {"n_layers": "2"}}, "unknown option overrides"),
         ({"train": 5}, "unknown option train"),
     ],
 )

@@ -176,7 +176,7 @@ def train(
         raise UsageError("minutes cannot be combined with steps", "remove one of them")
     # Estimates for other machines are made by the command line's --dry-run alone.
     of_run = {one.name for one in fields(RunRequest) if one.metadata.get("needs") != "dry_run"}
-    of_run -= {"train", "overrides", "began"}  # made here
+    of_run -= {"train", "began"}  # made here
     for name, value in options.items():
         if name in of_run:
             request[name] = value
@@ -188,7 +188,7 @@ def train(
             known = [*of_run, *TrainConfig.__annotations__, *ModelConfig.__annotations__]
             hint = "pass a field of TrainConfig or ModelConfig, or an option of tgen train"
             raise UsageError(f"unknown option {name}", suggest(name, known) or hint)
-    request["overrides"] = shape
+    request["overrides"] = {**request.get("overrides", {}), **shape}
     given = {
         one.name: one.metadata
         for one in (*fields(RunRequest), *fields(TrainConfig))

@@ -17,7 +17,7 @@ SETTINGS = [
     {"top_k": 0},
     {"top_k": 1},
     {"top_k": 500},
-    {"top_k": 2**63},
+    {"top_k": 2**63 - 1},
     {"top_k": 0, "top_p": 0.95},
     {"top_k": 0, "top_p": 1e-9},
     {"top_k": 30, "top_p": 0.5},

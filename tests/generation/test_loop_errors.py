@@ -185,6 +185,22 @@ def test_texts_wait_until_the_memory_has_room_for_all_they_may_become(engine, mo
     assert room // 2 < max(used) <= room
 
 
+def test_texts_follow_those_for_which_the_memory_was_refused(engine, monkeypatch):
+    alone, _ = run(engine, REQUESTS, batch_size=1)
+    original, calls = type(engine).select, []
+
+    def refuse_first(self, *arguments, **options):
+        calls.append(arguments)
+        if len(calls) <= 2:
+            raise ModelError("no memory")
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(type(engine), "select", refuse_first)
+    out, errors = run(engine, REQUESTS, batch_size=1)
+    assert [*errors] == [0, 1]
+    assert out[2:] == alone[2:]
+
+
 @pytest.mark.parametrize("method", ["select", "extend"])
 def test_memory_that_is_refused_ends_the_newest_text_alone(engine, monkeypatch, method):
     alone, _ = run(engine, REQUESTS, batch_size=1)

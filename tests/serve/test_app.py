@@ -302,6 +302,7 @@ GRAMMARS: list[Any] = [
     {"minimum": -(10**30)},
     {"type": "nothing"},
     {"enum": []},
+    json.loads('{"items": ' * 400 + "{}" + "}" * 400),
 ]
 
 

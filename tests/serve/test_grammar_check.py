@@ -37,6 +37,18 @@ def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -
             assert "takes more than 1 s to compile" in error["message"]
 
 
+def test_many_grammars_at_once_and_later_are_compiled(chat_model: Path) -> None:
+    with serving(chat_model) as server:
+
+        def ask(n: int) -> int:
+            schema = {"enum": [f"a{n}", "b"]}
+            return server.post("/v1/completions", body(schema)).status_code
+
+        with ThreadPoolExecutor(24) as pool:
+            assert {*pool.map(ask, range(24))} == {200}
+        assert ask(99) == 200
+
+
 def test_client_that_leaves_cancels_its_grammar(chat_model: Path) -> None:
     with serving(chat_model, "--queue", 1) as server:
         content = json.dumps(slow(9_999_991)).encode()

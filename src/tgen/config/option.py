@@ -169,7 +169,7 @@ def flag_values(*configs: type) -> dict[str, tuple[str, Collection[str] | None]]
         spelling: (
             one.name,
             None
-            if bool in (one.type, *get_args(one.type))
+            if one.type in (bool, bool | None)
             else {*map(str, _choices(one.type)), *one.metadata.get("metavar", "").split("|")},
         )
         for config in configs

@@ -82,7 +82,7 @@ class Source:
 
 @dataclass
 class Skipped:
-    """What is in the directories and patterns of a corpus, but no text."""
+    """Files, models and runs that a corpus skips."""
 
     binary: list[str] = field(default_factory=list)  # files in directories
     models: dict[str, None] = field(default_factory=dict)  # directories and files, in order

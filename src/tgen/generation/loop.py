@@ -102,17 +102,20 @@ def generate_requests(
         arrivals.drop(left)
         active = _remove(engine, active, left, drafts, on_error)
         new = arrivals.take(engine, active, batch_size)
-        if new:
+        if not active and not new:
+            return
+        while new:
             try:
                 _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
             except Exception as error:
                 if not _lacks_memory(error):
                     raise
-                _report({state.number: error for state in new}, on_error)
-                new = []
-            active += new
+                _report({new.pop().number: error}, on_error)  # the others may fit
+            else:
+                break
+        active += new
         if not active:
-            return
+            continue
         tokens, errors = _step(
             engine, active, vocabulary, drafts if kv_cache else None, kv_cache=kv_cache
         )
@@ -299,8 +302,8 @@ def _compact(engine: Engine, active: list[SequenceState]) -> list[SequenceState]
     free = [slot for slot in range(len(active)) if slot not in by_slot]
     by_slot |= dict(zip(free, to_move, strict=True))
     ordered = [by_slot[slot] for slot in range(len(active))]
-    sources = [state.slot for state in ordered]
-    if active and sources != list(range(len(engine.lengths))):
+    sources = [state.slot for state in ordered] or [0]  # the last one's tokens may be used again
+    if sources != list(range(len(engine.lengths))):
         engine.select(sources)
     for slot, state in enumerate(ordered):
         state.slot = slot

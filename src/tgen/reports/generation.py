@@ -40,16 +40,16 @@ class Token:
 
 
 class TextDetails:
-    """How a text was generated, as far as it has been.
+    """Details of a generated text, up to its newest token.
 
     A text that was cut before it satisfied its constraint is not `complete`. `tokens` are ids,
     those of end tokens included. `logprobs` (nats) and `top_logprobs` (the most likely ids per
     token) are None unless `logprobs` was set, and `explanations` unless `explain` was.
     """
 
-    seed: int
-    finish_reason: Finish | None  # None: the text has not ended
-    complete: bool
+    seed: int = 0
+    finish_reason: Finish | None = None  # None: the text has not ended
+    complete: bool = False
     tokens: list[int]
     logprobs: list[float] | None
     top_logprobs: list[dict[int, float]] | None

@@ -72,15 +72,16 @@ def is_run(out: Path) -> bool:
 
 
 def is_start(out: Path) -> bool:
-    """Return whether a start that was killed before run.json left its lock and, only beside it,
-    files of a run. Other programs have a `training` directory, too."""
+    """Return whether a start that was killed before run.json left its lock and files of a run.
+    Other programs have a `training` directory, too."""
     names = file_names(folder(out))
     if LOCK not in names or other_names(out):
         return False
     try:
-        return names == {LOCK} or files.read(folder(out) / LOCK, limit=100).isdigit()
+        content = files.read(folder(out) / LOCK, limit=100)
     except TgenError:
         return False
+    return content.isdigit() or (names == {LOCK} and not content)
 
 
 def file_names(directory: Path) -> set[str]:

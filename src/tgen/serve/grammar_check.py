@@ -5,10 +5,11 @@ grammar that takes minutes ends its own request alone.
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from typing import Any
 
@@ -16,7 +17,9 @@ from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
 
-_REMEMBERED = 1000  # grammars
+_REMEMBERED = 10_000  # grammars
+_MAX_AT_ONCE = 8  # grammars
+_SIMPLIFY = "simplify it"
 _LINE_BYTES = 64 << 20
 
 
@@ -26,39 +29,51 @@ class GrammarCheck:
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
         self._vocabulary, self._seconds = vocabulary, seconds
         self._process: Process | None = None
-        self._starting = asyncio.Lock()
+        self._starting, self._places = asyncio.Lock(), asyncio.Semaphore(_MAX_AT_ONCE)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._n = 0
-        self._results: OrderedDict[str, UsageError | None] = OrderedDict()  # by constraint
+        # Message and hint of an invalid or slow constraint by its digest; None: a valid one.
+        self._results: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
 
     async def check(self, sampling: dict[str, Any]) -> None:
         """Raise UsageError if the constraint of a request's sampling fields is invalid or takes too
-        long. To cancel it ends its process."""
+        long. Cancelling it ends the compilation."""
         kind = next((name for name in CONSTRAINTS if sampling.get(name)), None)
         if kind is None or not hasattr(os, "fork"):
             return
         names = (kind, "ban") if kind == "choices" else (kind,)
-        config = SamplingConfig(**{name: sampling[name] for name in names if name in sampling})
+        try:
+            config = SamplingConfig(**{name: sampling[name] for name in names if name in sampling})
+        except RecursionError:
+            raise UsageError(f"{kind}: the nesting is too deep", _SIMPLIFY, field=kind) from None
         constraint = json.dumps([kind, getattr(config, kind), list(config.ban)])
-        if constraint not in self._results:
-            self._results[constraint] = await self._compile(kind, constraint)
+        key = hashlib.sha256(constraint.encode()).digest()
+        if key not in self._results:
+            async with self._places:
+                self._results[key] = await self._compile(kind, constraint)
             if len(self._results) > _REMEMBERED:
                 self._results.popitem(last=False)
-        if (error := self._results[constraint]) is not None:
-            raise error
+        if (fault := self._results[key]) is not None:
+            raise UsageError(*fault, field=kind)
 
-    async def start(self) -> Process:
+    def close(self) -> None:
+        """End the process and what it compiles."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _start(self) -> Process:
         """Start the process, unless it runs, and send it the vocabulary."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return self._process
+            # The server needs it, too; raises TgenError without llguidance.
+            await asyncio.to_thread(lambda: self._vocabulary.grammars)
             command = [sys.executable, "-P", "-m", "tgen.serve.grammar_child"]
             path = os.pathsep.join(filter(None, sys.path))
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=DEVNULL,
                 limit=_LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )
@@ -68,20 +83,14 @@ class GrammarCheck:
             self._reader = asyncio.create_task(self._read(process))
             return process
 
-    def close(self) -> None:
-        """End the process and what it compiles."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    async def _compile(self, kind: str, constraint: str) -> UsageError | None:
-        process = await self.start()
+    async def _compile(self, kind: str, constraint: str) -> tuple[str, str] | None:
+        """Return message and hint of a fault; raises UsageError if the process did not answer."""
+        process = await self._start()
         self._n += 1
         number = self._n
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._send(
-            process,
-            {"id": number, "constraint": json.loads(constraint), "seconds": self._seconds},
-        )
+        request = {"id": number, "constraint": json.loads(constraint), "seconds": self._seconds}
+        self._send(process, request)
         try:
             result = await answer
         except asyncio.CancelledError:
@@ -89,12 +98,11 @@ class GrammarCheck:
             raise
         finally:
             del self._pending[number]
-        if "died" in result:
-            message = f"{kind}: takes more than {self._seconds:g} s to compile, or too much memory"
-            return UsageError(message, "simplify it", field=kind)
-        if "message" in result:
-            return UsageError(result["message"], result["hint"], field=kind)
-        return None
+        if "died" in result:  # of memory, or by accident: not remembered
+            raise UsageError(f"{kind}: takes too much memory to compile", _SIMPLIFY, field=kind)
+        if "slow" in result:
+            return f"{kind}: takes more than {self._seconds:g} s to compile", _SIMPLIFY
+        return (result["message"], result["hint"]) if "message" in result else None
 
     @staticmethod
     def _send(process: Process, request: dict[str, Any]) -> None:
@@ -109,6 +117,6 @@ class GrammarCheck:
             if future is not None and not future.done():
                 future.set_result(answer)
         await process.wait()
-        for future in self._pending.values():  # it was killed
+        for future in self._pending.values() if process is self._process else ():  # it was killed
             if not future.done():
                 future.set_result({"died": True})

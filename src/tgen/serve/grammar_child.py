@@ -40,7 +40,7 @@ def main() -> None:
 
     A request has an `id`, the `constraint` (kind, value, banned strings) and the `seconds` that it
     may take; or an `id` and `cancel`. The answer has the `id` and, if the grammar is invalid, the
-    `message` and its `hint`; without an answer from the fork, `died`.
+    `message` and its `hint`; `slow` if the time was over, `died` if the fork ended otherwise.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     grammars: Grammars | None = None
@@ -82,14 +82,21 @@ def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:
     try:
         answer = fork.connection.recv()
     except (EOFError, OSError):
-        answer, fork.slow = {"died": True}, True
+        answer = {"slow" if _end(fork) == -signal.SIGALRM else "died": True}
+    else:
+        if fork.slow or len(idle) >= _MAX_IDLE:
+            _end(fork)
+        else:
+            idle.append(fork)
     sys.stdout.write(json.dumps({"id": number} | answer) + "\n")
     sys.stdout.flush()
-    if fork.slow or len(idle) >= _MAX_IDLE:
-        fork.connection.close()  # ends it
-        os.waitpid(fork.process, 0)
-    else:
-        idle.append(fork)
+
+
+def _end(fork: _Fork) -> int:
+    """End a fork, unless it has ended; return its exit status, or the negative of its signal."""
+    os.kill(fork.process, signal.SIGKILL)
+    fork.connection.close()
+    return os.waitstatus_to_exitcode(os.waitpid(fork.process, 0)[1])
 
 
 def _make_fork(grammars: Grammars) -> _Fork:

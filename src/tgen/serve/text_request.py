@@ -154,7 +154,7 @@ class _JsonSchema(JsonObject, extra="forbid"):
 class _ResponseFormat(JsonObject, extra="forbid"):
     type: str = ""
     json_schema: _JsonSchema | None = None
-    # Of json_object, as in llama.cpp.
+    # for json_object, as in llama.cpp
     definition: Annotated[_Schema | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
@@ -164,7 +164,7 @@ class _ResponseFormat(JsonObject, extra="forbid"):
             raise ValueError("the type text, json_object, or json_schema with a schema")
         unused = self.type != "json_schema" and self.json_schema
         if unused or (self.type != "json_object" and self.definition is not None):
-            raise ValueError("no schema that its type does not use")
+            raise ValueError("a schema only with the type that uses it")
         return self
 
     @property

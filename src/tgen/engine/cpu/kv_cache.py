@@ -64,8 +64,7 @@ class BlockedKVCache:
         Raises ModelError if the tokens do not fit the RAM.
         """
         full = [i for i, n in enumerate(n_tokens) if n > self._buffers[i].capacity]
-        n_more = sum(n_tokens[i] - self.lengths[i] for i in full)
-        check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token, n_more=n_more)
+        check_kv_cache_ram([n_tokens[i] for i in full], self._bytes_per_token)
         for i in full:
             self._buffers[i] = self._copy(i, self.lengths[i], n_tokens[i])
 
