@@ -99,10 +99,10 @@ def test_safetensors_library_reads_the_file(tmp_path):
 
 
 def test_run_that_reads_tokens_from_disk_equals_run_from_memory(tmp_path, monkeypatch):
-    list(runs.start(request(tmp_path, "memory", overrides={"loss_on": "all"})))
+    list(runs.start(request(tmp_path, "memory")))
     monkeypatch.setattr(safetensors_file, "IN_MEMORY", -1)
     monkeypatch.setattr(tokenize, "IN_MEMORY", 50)
-    list(runs.start(request(tmp_path, "disk", overrides={"loss_on": "all"})))
+    list(runs.start(request(tmp_path, "disk")))
     assert contents(tmp_path / "disk") == contents(tmp_path / "memory")
 
 

@@ -259,7 +259,7 @@ def _open_corpus(
         problem = name and f", but {name} is read as plain text"
         raise UsageError(f"--template needs rows of messages{problem}", hint)
     has_rows = text.is_chat or text.documents.table.is_row(text.documents.numbers).any()
-    if config.loss_on != "all" and "loss_on" in config.changed and not has_rows:
+    if "loss_on" in config.changed and not has_rows:
         raise UsageError(
             f"loss_on={config.loss_on}: has no effect without prompt/completion rows",
             "remove loss_on",
