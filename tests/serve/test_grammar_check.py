@@ -1,6 +1,7 @@
 """Grammars that take too long or too much memory end their own request alone."""
 
 import json
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,19 @@ def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -
             error = answer.json()["error"]
             assert error["param"] == "response_format"
             assert "takes more than 1 s to compile" in error["message"]
+
+
+def test_sigterm_refuses_requests_that_wait_for_their_grammar(chat_model: Path) -> None:
+    with serving(chat_model, "--drain-timeout", 900) as server, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(server.post, "/v1/completions", slow(9_999_991))
+        while not server.metric("num_requests_waiting"):
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 503
+        assert waiting.result().json()["error"]["code"] == "shutting_down"
+        assert server.process.wait(900) == 0
+        assert server.process.stderr
+        assert server.process.stderr.read() == b""
 
 
 def test_many_grammars_at_once_and_later_are_compiled(chat_model: Path) -> None:

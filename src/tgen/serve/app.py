@@ -69,6 +69,7 @@ class Service:
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
         self._grammars = GrammarCheck(model.vocabulary, limits.grammar_seconds)
+        self._draining = asyncio.Event()
         self._n_open = 0  # requests that are being answered
         self._access = Access(api_key, allowed_hosts)
         self._router = Starlette(
@@ -110,6 +111,11 @@ class Service:
             await self._router(scope, receive, count_and_send)
         finally:
             self._n_open -= 1
+
+    def drain(self) -> None:
+        """Refuse new requests, and those that wait for their grammar."""
+        self._engine.drain()
+        self._draining.set()
 
     def close(self) -> None:
         """Prepare no more requests."""
@@ -171,7 +177,7 @@ class Service:
         try:
             sampling = text_request.sampling
             if any(sampling.get(name) for name in CONSTRAINTS):
-                await _while_connected(request, self._grammars.check(sampling))
+                await self._while_open(request, self._grammars.check(sampling))
             prepared = await run(
                 self._preparers, prepare, self._model, text_request, limits.max_tokens
             )
@@ -191,6 +197,26 @@ class Service:
             stream=text_request.stream,
             timeout=limits.request_seconds,
         )
+
+    async def _while_open(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for work, which is cancelled if the client leaves or the server drains; then raise
+        ClientDisconnect or HttpError."""
+
+        async def leave() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        waits = (work, leave(), self._draining.wait())
+        tasks = [asyncio.create_task(one) for one in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                self._engine.check_open()
+                raise ClientDisconnect
+            tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _read_body(self, request: Request) -> bytes:
         """Return the body, which may be neither larger nor slower than the limits."""
@@ -218,24 +244,6 @@ def _plain_path(path: str) -> str:
     if path.startswith(("http://", "https://")):
         path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
     return path.rstrip("/") or "/"
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work, which is cancelled if the client leaves; then raise ClientDisconnect."""
-
-    async def leave() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.create_task(one) for one in (work, leave())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _answer_tgen_error(request: Request, error: Exception) -> Response:

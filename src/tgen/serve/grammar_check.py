@@ -18,7 +18,7 @@ from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
 
 _REMEMBERED = 10_000  # grammars
-_MAX_AT_ONCE = 8  # grammars
+_MAX_AT_ONCE = 64  # grammars
 _SIMPLIFY = "simplify it"
 _LINE_BYTES = 64 << 20
 

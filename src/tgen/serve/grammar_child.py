@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from tgen.errors import UsageError
 from tgen.generation.constrained import Grammars
 
-_BYTES = 2 << 30  # of memory that a fork may have
-_POLL_SECONDS = 0.05  # until a slow grammar is noticed
-_QUICK_SECONDS = 0.1  # most grammars take less; others get the lowest priority
+_BYTES = 1 << 30  # of memory that a fork may have
+_POLL_SECONDS = 0.01  # until a slow grammar is noticed
+_QUICK_SECONDS = 0.03  # most grammars take less; others get the lowest priority
 _LOWEST_PRIORITY = 19
 _MAX_IDLE = 4  # forks
 
@@ -49,14 +49,15 @@ def main() -> None:
     stdin, rest = sys.stdin.fileno(), b""
     while True:
         connections: list[Any] = [fork.connection for fork in busy.values()]
-        ready = wait([stdin, *connections], _POLL_SECONDS if busy else None)
+        is_new = any(not fork.slow for fork in busy.values())
+        ready = wait([stdin, *connections], _POLL_SECONDS if is_new else None)
         for number, fork in list(busy.items()):
             if fork.connection in ready:
                 del busy[number]
                 _finish(number, fork, idle)
             elif time.monotonic() > fork.start + _QUICK_SECONDS and not fork.slow:
                 fork.slow = True
-                os.setpriority(os.PRIO_PROCESS, fork.process, _LOWEST_PRIORITY)
+                _run_last(fork.process)
         if stdin in ready:
             data = os.read(stdin, 1 << 20)
             if not data:
@@ -75,6 +76,14 @@ def main() -> None:
                     os.kill(busy[request["id"]].process, signal.SIGKILL)
     for fork in busy.values():
         os.kill(fork.process, signal.SIGKILL)
+
+
+def _run_last(process: int) -> None:
+    """Give a process only the time that others leave."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.setpriority(os.PRIO_PROCESS, process, _LOWEST_PRIORITY)
 
 
 def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:

@@ -153,7 +153,7 @@ async def _serve(model: LoadedModel, sock: socket.socket, settings: ServerSettin
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    server = _Server(config, engine, settings.drain_seconds)
+    server = _Server(config, engine, service, settings.drain_seconds)
     try:
         await server.serve([sock])
     finally:
@@ -167,9 +167,11 @@ async def _serve(model: LoadedModel, sock: socket.socket, settings: ServerSettin
 class _Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes its socket."""
 
-    def __init__(self, config: uvicorn.Config, engine: EngineThread, drain_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: EngineThread, service: Service, drain_seconds: float
+    ) -> None:
         super().__init__(config)
-        self._engine, self._drain_seconds = engine, drain_seconds
+        self._engine, self._service, self._drain_seconds = engine, service, drain_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
@@ -191,7 +193,7 @@ class _Server(uvicorn.Server):
             self.force_exit = True
 
     async def _drain(self) -> None:
-        self._engine.drain()
+        self._service.drain()
         end = time.monotonic() + self._drain_seconds
         while self._engine.n_running + self._engine.n_waiting and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
