@@ -61,7 +61,7 @@ class ServeOptions:
     )
     grammar_timeout: float = _limit(
         2.0,
-        "Seconds that compiling a request's schema, grammar or regular expression may take.",
+        "CPU seconds that compiling a request's schema may take.",
         "--grammar-timeout",
         low=0.001,
         high=86_400,
