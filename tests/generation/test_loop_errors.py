@@ -185,6 +185,23 @@ def test_texts_wait_until_the_memory_has_room_for_all_they_may_become(engine, mo
     assert room // 2 < max(used) <= room
 
 
+def test_a_text_asks_for_memory_again_only_when_another_has_ended(engine, monkeypatch):
+    original, calls = type(engine).check_room, []
+
+    def refuse_two(self, lengths):
+        calls.append(len(lengths))
+        if len(lengths) > 1:
+            raise ModelError("no memory")
+        return original(self, lengths)
+
+    monkeypatch.setattr(type(engine), "check_room", refuse_two)
+    out, errors = run(engine, REQUESTS)
+    assert not errors
+    assert out == run(engine, REQUESTS, batch_size=1)[0]
+    n = len(REQUESTS)
+    assert calls[: 2 * n - 1] == [1, *[2, 1] * (n - 1)]
+
+
 def test_texts_follow_those_for_which_the_memory_was_refused(engine, monkeypatch):
     alone, _ = run(engine, REQUESTS, batch_size=1)
     original, calls = type(engine).select, []

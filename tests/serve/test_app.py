@@ -351,7 +351,8 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
     with socket.create_connection(("127.0.0.1", served.port)) as client:
         line = f"GET {served.url}/health HTTP/1.1\r\n"
         client.sendall(f"{line}Host: localhost\r\nConnection: close\r\n\r\n".encode())
-        assert client.makefile("rb").read().endswith(b'{"status":"ok"}')
+        with client.makefile("rb") as answer_bytes:
+            assert answer_bytes.read().endswith(b'{"status":"ok"}')
     other = served.http.get("/health", headers={"Host": "evil.example"})
     assert other.status_code == 403
     assert (

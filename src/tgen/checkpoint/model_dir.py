@@ -27,11 +27,7 @@ from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.checkpoint.stored_models import (
-    ADAPTER_CONFIG,
-    ADAPTER_FILES,
-    is_adapter,
-)
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
 from tgen.machine.memory import check_ram

@@ -196,9 +196,9 @@ class ResolvedTrainConfig(TrainConfig):
     @property
     def rates(self) -> str:
         """The learning rates as settings, for a hint."""
-        names = ["learning_rate", "embedding_learning_rate", "matrix_learning_rate"]
-        shown = [f"{name}={getattr(self, name):g}" for name in names]
-        return f"learning rates than {', '.join(shown[:2])} and {shown[2]}"
+        names = ("learning_rate", "embedding_learning_rate", "matrix_learning_rate")
+        first, second, third = (f"{name}={getattr(self, name):g}" for name in names)
+        return f"{first}, {second} and {third}"
 
     def __post_init__(self) -> None:
         TrainConfig(**vars(self))  # checks the ranges, which the fields above do not declare again

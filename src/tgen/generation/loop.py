@@ -137,6 +137,7 @@ class _Arrivals:
         )
         self._n = 0  # requests so far
         self._waiting: SequenceState | None = None
+        self._n_beside = 0  # active sequences beside which it did not fit
 
     def drop(self, numbers: Collection[int]) -> None:
         if self._waiting is not None and self._waiting.number in numbers:
@@ -147,6 +148,8 @@ class _Arrivals:
     ) -> list[SequenceState]:
         """Return new sequences for which batch and memory have room beside the active ones."""
         new: list[SequenceState] = []
+        if self._waiting is not None and len(active) >= self._n_beside:
+            return new  # no text has ended since: to ask again before every pass takes time
         while len(active) + len(new) < batch_size:
             self._waiting = self._waiting or self._next(engine, idle=not active and not new)
             if (state := self._waiting) is None:
@@ -155,6 +158,7 @@ class _Arrivals:
             if lack is None:
                 new.append(state)
             elif active or new:
+                self._n_beside = len(active) + len(new)
                 break
             else:
                 _report({state.number: lack}, self._on_error)

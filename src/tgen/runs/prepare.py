@@ -388,7 +388,9 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
     try:
         return measure_step(plan.model, plan.train, seconds=min(_MAX_STEP_SECONDS, seconds))
     except DivergedError as error:
-        raise TrainingError(error.message, f"set lower {plan.train.rates}") from None
+        raise TrainingError(
+            error.message, f"set lower learning rates than {plan.train.rates}"
+        ) from None
 
 
 def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanReport:

@@ -109,7 +109,8 @@ class Trainer:
                 if discarded.n_divergences == _MAX_DIVERGENCES:
                     raise TrainingError(
                         f"{error.message}, after {_MAX_DIVERGENCES} rollbacks",
-                        f"start again with --overwrite and lower {config.rates}",
+                        "start again with --overwrite and lower learning rates than "
+                        f"{config.rates}",
                     ) from None
                 notes = roll_back(self.out, record, state)
                 state.progress.n_divergences = discarded.n_divergences + 1

@@ -46,7 +46,7 @@ class ServiceLimits:
     body_bytes: int
     body_seconds: float  # until the whole body is there
     request_seconds: float  # until the last token, in the queue and in the batch
-    grammar_seconds: float = 2.0  # to compile a constraint
+    grammar_seconds: float = 2.0  # of CPU time, to compile a constraint
 
 
 class Service:

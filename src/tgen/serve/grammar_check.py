@@ -24,7 +24,7 @@ _LINE_BYTES = 64 << 20
 
 
 class GrammarCheck:
-    """A check whether grammars compile within `seconds`; used by one event loop."""
+    """A check whether grammars compile within `seconds` of CPU time; used by one event loop."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
         self._vocabulary, self._seconds = vocabulary, seconds
