@@ -22,11 +22,15 @@ def slow(n: int) -> dict[str, Any]:
 
 
 def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -> None:
-    with serving(chat_model, "--grammar-timeout", 1, "--queue", 4) as server:
+    with serving(chat_model, "--grammar-timeout", 0.5, "--queue", 4) as server:
         path, numbers = "/v1/completions", (9_999_991, 9_999_973, 9_999_991)
 
         def ask(n: int) -> httpx2.Response:
-            return httpx2.post(server.url + path, json=slow(n), timeout=900)
+            while True:  # a busy machine leaves slow grammars too little time, and says so
+                answer = httpx2.post(server.url + path, json=slow(n), timeout=900)
+                if answer.status_code != 503:
+                    return answer
+                assert answer.json()["error"]["code"] == "overloaded"
 
         with ThreadPoolExecutor() as pool:
             answers = pool.map(ask, numbers)
@@ -35,7 +39,7 @@ def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -
             assert answer.status_code == 400
             error = answer.json()["error"]
             assert error["param"] == "response_format"
-            assert "takes more than 1 s to compile" in error["message"]
+            assert "takes more than 0.5 s to compile" in error["message"]
 
 
 def test_sigterm_refuses_requests_that_wait_for_their_grammar(chat_model: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
+from tgen.serve.http_error import unavailable
 
 _REMEMBERED = 10_000  # grammars
 _MAX_AT_ONCE = 64  # grammars
@@ -37,7 +38,7 @@ class GrammarCheck:
 
     async def check(self, sampling: dict[str, Any]) -> None:
         """Raise UsageError if the constraint of a request's sampling fields is invalid or takes too
-        long. Cancelling it ends the compilation."""
+        long, HttpError if others took the time. Cancelling it ends the compilation."""
         kind = next((name for name in CONSTRAINTS if sampling.get(name)), None)
         if kind is None or not hasattr(os, "fork"):
             return
@@ -84,7 +85,10 @@ class GrammarCheck:
             return process
 
     async def _compile(self, kind: str, constraint: str) -> tuple[str, str] | None:
-        """Return message and hint of a fault; raises UsageError if the process did not answer."""
+        """Return message and hint of a fault.
+
+        Raises HttpError if other grammars took the time, UsageError if the process did not answer.
+        """
         process = await self._start()
         self._n += 1
         number = self._n
@@ -98,6 +102,8 @@ class GrammarCheck:
             raise
         finally:
             del self._pending[number]
+        if "late" in result:
+            raise unavailable("other schemas are being compiled", "overloaded")
         if "died" in result:  # of memory, or by accident: not remembered
             raise UsageError(f"{kind}: takes too much memory to compile", _SIMPLIFY, field=kind)
         if "slow" in result:

@@ -3,7 +3,8 @@ JSON answer per line, in any order.
 
 A grammar may take minutes or all memory to compile, and llguidance cannot be interrupted. So forks
 of this process, which has the vocabulary already, compile them: one after another as long as they
-are quick. One that is slow keeps its fork, which ends after its time, and others get another.
+are quick. One that is slow keeps its fork, which ends after its time, and others get another. Only
+one slow grammar runs at a time, so that many delay texts no more than one.
 """
 
 import json
@@ -22,8 +23,8 @@ from tgen.generation.constrained import Grammars
 
 _BYTES = 1 << 30  # of memory that a fork may have
 _POLL_SECONDS = 0.05  # until a slow grammar is noticed
-_QUICK_SECONDS = 0.1  # of CPU time; most grammars take less; others get the lowest priority
-_LOWEST_PRIORITY = 19
+_QUICK_SECONDS = 0.1  # of CPU time; most grammars take less
+_SLOW_PRIORITY = 10  # a tenth of the CPU time of others
 _MAX_DELAY = 4  # times the CPU time that a grammar may take, in all
 _MAX_IDLE = 4  # forks
 
@@ -33,7 +34,14 @@ class _Fork:
     process: int
     connection: Connection
     start: float = 0.0  # of its grammar, in its CPU seconds
+    deadline: float = 0.0
     slow: bool = False
+    stopped: bool = False
+    late: bool = False
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that its grammar has taken."""
+        return _cpu_seconds(self.process) - self.start
 
 
 def main() -> None:
@@ -41,7 +49,8 @@ def main() -> None:
 
     A request has an `id`, the `constraint` (kind, value, banned strings) and the `seconds` that it
     may take; or an `id` and `cancel`. The answer has the `id` and, if the grammar is invalid, the
-    `message` and its `hint`; `slow` if the time was over, `died` if the fork ended otherwise.
+    `message` and its `hint`; `slow` if its CPU time was over, `late` if others took too much of it,
+    `died` if the fork ended otherwise.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     grammars: Grammars | None = None
@@ -50,15 +59,18 @@ def main() -> None:
     stdin, rest = sys.stdin.fileno(), b""
     while True:
         connections: list[Any] = [fork.connection for fork in busy.values()]
-        is_new = any(not fork.slow for fork in busy.values())
-        ready = wait([stdin, *connections], _POLL_SECONDS if is_new else None)
+        ready = wait([stdin, *connections], _POLL_SECONDS if busy else None)
         for number, fork in list(busy.items()):
             if fork.connection in ready:
                 del busy[number]
                 _finish(number, fork, idle)
-            elif not fork.slow and _cpu_seconds(fork.process) > fork.start + _QUICK_SECONDS:
+            elif time.monotonic() > fork.deadline:
+                fork.late = True
+                os.kill(fork.process, signal.SIGKILL)
+            elif not fork.slow and fork.cpu_seconds() > _QUICK_SECONDS:
                 fork.slow = True
-                os.setpriority(os.PRIO_PROCESS, fork.process, _LOWEST_PRIORITY)
+                os.setpriority(os.PRIO_PROCESS, fork.process, _SLOW_PRIORITY)
+        _run_one([fork for fork in busy.values() if fork.slow and not fork.late])
         if stdin in ready:
             data = os.read(stdin, 1 << 20)
             if not data:
@@ -71,6 +83,7 @@ def main() -> None:
                 elif "cancel" not in request:
                     fork = idle.pop() if idle else _make_fork(grammars)
                     fork.start = _cpu_seconds(fork.process)
+                    fork.deadline = time.monotonic() + _MAX_DELAY * request["seconds"]
                     fork.connection.send((request["constraint"], request["seconds"]))
                     busy[request["id"]] = fork
                 elif request["id"] in busy:
@@ -87,13 +100,22 @@ def _cpu_seconds(process: int) -> float:
         return time.monotonic()
 
 
+def _run_one(slow: list[_Fork]) -> None:
+    """Let the slow fork run that has used the least CPU time, and stop the others."""
+    turn = min(slow, key=_Fork.cpu_seconds, default=None)
+    for fork in slow:
+        if fork.stopped != (stopped := fork is not turn):
+            fork.stopped = stopped
+            os.kill(fork.process, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+
 def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:
     """Pass on the answer of a fork, and keep the fork if its grammar was quick."""
     try:
         answer = fork.connection.recv()
     except (EOFError, OSError):
-        is_slow = _end(fork) in (-signal.SIGPROF, -signal.SIGALRM)
-        answer = {"slow" if is_slow else "died": True}
+        is_slow = _end(fork) == -signal.SIGPROF
+        answer = {"slow" if is_slow else "late" if fork.late else "died": True}
     else:
         if fork.slow or len(idle) >= _MAX_IDLE:
             _end(fork)
@@ -126,25 +148,19 @@ def _compile_all(grammars: Grammars, connection: Connection) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, resource.RLIM_INFINITY))
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)  # Python cannot delay it
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # Python cannot delay it
     with suppress(EOFError, MemoryError, RecursionError, OSError):
         while True:
             (kind, value, ban), seconds = connection.recv()
-            _set_timers(seconds)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             answer: dict[str, Any] = {}
             try:
                 grammars.compile(kind, value, tuple(ban))
             except UsageError as error:
                 answer = {"message": error.message, "hint": error.hint}
-            _set_timers(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send(answer)
     os._exit(1)
-
-
-def _set_timers(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time: others may delay a grammar
-    signal.setitimer(signal.ITIMER_REAL, _MAX_DELAY * seconds)
 
 
 if __name__ == "__main__":
