@@ -161,6 +161,8 @@ def print_notes(total: TotalReport, *, json: bool, quiet: bool) -> None:
 
 def _verdict(one: ScoreDifference, name: str, other: str) -> str:
     """Return which model predicts the text better, as a sentence."""
+    if one.bits_per_byte == 0:
+        return "no difference"
     better, worse = (name, other) if one.bits_per_byte < 0 else (other, name)
     size = f"{abs(one.bits_per_byte):.4f}"
     if one.standard_error is None or one.p_value is None:

@@ -41,6 +41,8 @@ _GRAMMAR_LIMITS = LLParserLimits(
     max_lexer_states=_MAX_STATES,
 )
 _CORRECT = "correct the grammar; docs/generate.md describes the formats"
+_CORRECT_REGEX = "correct it; look-around and backreferences are not supported"
+_SUPPORTED = "use features that llguidance supports"
 _LOCATION = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column
 _MAX_CHARACTERS = 1 << 20  # of a grammar or a schema
 _MAX_RULES = 2000
@@ -265,7 +267,7 @@ def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
 
 
 def _error(kind: str, reason: str) -> UsageError:
-    hint = _CORRECT if kind == "grammar" else "use features that llguidance supports"
+    hint = {"grammar": _CORRECT, "regex": _CORRECT_REGEX}.get(kind, _SUPPORTED)
     if reason.startswith(_NO_TEXT):
         hint = "use one that some text matches"
     if reason.startswith("takes more"):

@@ -160,6 +160,8 @@ def apply_overrides(
         message = f"{name} differs (got {changed[name]}, this run has {old_values[name]})"
         if name == "minutes" and old_values["steps"] is not None:
             message = f"this run was started with --steps {old_values['steps']}, not --minutes"
+        elif name == "steps" and old_values["steps"] is None:
+            message = f"this run was started with --minutes {old_values['minutes']:g}, not --steps"
         raise TrainingError(
             message, "remove the option, or add --override, which training/run.json records"
         )

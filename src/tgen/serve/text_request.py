@@ -162,9 +162,10 @@ class _ResponseFormat(JsonObject, extra="forbid"):
         lacks_schema = self.type == "json_schema" and not self.json_schema
         if lacks_schema or self.type not in ("text", "json_object", "json_schema"):
             raise ValueError("the type text, json_object, or json_schema with a schema")
-        unused = self.type != "json_schema" and self.json_schema
-        if unused or (self.type != "json_object" and self.definition is not None):
-            raise ValueError("a schema only with the type that uses it")
+        if self.json_schema and self.type != "json_schema":
+            raise ValueError(f"no json_schema beside the type {self.type}")
+        if self.definition is not None and self.type != "json_object":
+            raise ValueError(f"no schema beside the type {self.type}")
         return self
 
     @property
