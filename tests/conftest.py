@@ -130,17 +130,6 @@ def _short_samples() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _equal_texts_are_compressed_once() -> Iterator[None]:
-    """Keep the results of xz, which clears hundreds of megabytes however short the text is."""
-    from tgen.runs import prepare
-    from tgen.training import baselines
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "xz_bits_per_byte", cache(baselines.xz_bits_per_byte))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _commands_are_made_once() -> Iterator[None]:
     """Make a command from its function once: it takes longer than many a command runs."""
     import typer

@@ -12,6 +12,7 @@ from tgen import runs
 from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PlanReport
+from tgen.runs import trainer
 from tgen.runs.request import parse_overrides
 
 VALUES = {"grad_clip": "1e-3", "lora_alpha": "5", "lora": "1", "weight_decay": "0.3"}
@@ -36,6 +37,13 @@ def settable() -> dict[str, list[str]]:
     return values
 
 
+@pytest.fixture(autouse=True)
+def _weights_alone(monkeypatch):
+    """Train without samples and the last reports, which change nothing and take longer."""
+    monkeypatch.setattr(trainer, "sample", lambda *_: iter(()))
+    monkeypatch.setattr(trainer, "final_reports", lambda *_: iter(()))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("effects")
@@ -46,7 +54,9 @@ def folder(tmp_path_factory):
 
 def start(path: Path, name: str, *, overrides: dict[str, str], **values):
     train = TrainConfig(steps=4, lora=values.pop("lora", None))
-    defaults = {"tokenizer": "bpe", "vocab_size": 300}
+    defaults: dict[str, Any] = {"tokenizer": str(path / "base" / "tokenizer.json")}
+    if name == "base":
+        defaults = {"tokenizer": "bpe", "vocab_size": 300}
     if "start_from" in values:
         shape: dict[str, Any] = dict.fromkeys(("d_model", "n_layers", "n_heads", "context_length"))
         overrides, defaults = shape | overrides, {}

@@ -1,5 +1,6 @@
 """The n-gram model against one that is written down directly, the compressor against itself."""
 
+import lzma
 import math
 from collections import Counter
 from fractions import Fraction
@@ -101,6 +102,14 @@ def test_held_out_text_is_not_trained_on():
     once = ngram_bits_per_byte(VERSE, b"Zyx! " * 4)
     assert ngram_bits_per_byte(VERSE, b"Zyx! " * 40) == pytest.approx(once, rel=0.2)
     assert once > 8
+
+
+@pytest.mark.parametrize("text", [b"a", VERSE * 3, bytes(range(256)) * 40])
+def test_xz_is_that_of_its_preset(text):
+    def size(data: bytes) -> int:
+        return len(lzma.compress(data, preset=9))
+
+    assert xz_bits_per_byte(VERSE, text) == 8 * (size(VERSE + text) - size(VERSE)) / len(text)
 
 
 def test_xz_counts_only_what_is_new():

@@ -18,8 +18,14 @@ def xz_bits_per_byte(train: bytes, held_out: bytes) -> float:
     The dictionary has 64 MiB: earlier training text has no effect.
     """
     assert held_out
-    more = len(lzma.compress(train + held_out, preset=9)) - len(lzma.compress(train, preset=9))
-    return 8 * more / len(held_out)
+    return 8 * (_xz_bytes(train + held_out) - _xz_bytes(train)) / len(held_out)
+
+
+def _xz_bytes(text: bytes) -> int:
+    # A larger dictionary than the text is cleared in vain.
+    size = min(max(len(text), 1 << 12), 1 << 26)
+    settings = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": size}
+    return len(lzma.compress(text, filters=[settings]))
 
 
 def ngram_bits_per_byte(train: bytes, held_out: bytes, *, order: int = 5) -> float:
