@@ -20,6 +20,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 _NAME = re.compile(r"\w[\w.+-]*")  # of a folder or file; others are not models'
 _TYPE = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _OTHER_FILES = ("mmproj", "imatrix")  # image encoders; statistics for quantization
 _MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=[^=]+\.json")  # llama.cpp's: owner, repository
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -74,6 +75,16 @@ def files_in(folder: Path, name: str) -> dict[str, Path]:
     stems = {folder / entry: stem for entry in entries(folder) if (stem := _stem(entry))}
     existing = {path: stem for path, stem in stems.items() if os.path.isfile(path)}
     return _name_by_type(name, existing)
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the files of a GGUF model in order: those that belong to a file named as a part by
+    llama-gguf-split, whether they exist or not; else the file alone."""
+    match = _PART.fullmatch(path.name)
+    if match is None or not 0 < int(match[2]) <= int(match[3]):
+        return [path]
+    n = range(1, int(match[3]) + 1)
+    return [path.with_name(f"{match[1]}-{i:05}-of-{match[3]}.gguf") for i in n]
 
 
 def is_adapter(path: Path) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from support.command import tgen
 from support.models import cpu_engine, make_model
 from tgen.checkpoint import dtypes, export, model_dir
-from tgen.checkpoint.gguf import header
+from tgen.checkpoint.gguf import header, quantized_matrix
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
@@ -127,7 +127,7 @@ def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, 
     """Except the attention's, if its heads are padded to whole groups."""
     path = export_model(tmp_path, tokenizer, "q4_0", vocab_size=9000, **values)
     largest = 0
-    dequantize = gguf.quants.dequantize
+    dequantize = quantized_matrix.dequantize
 
     def observe(data, kind):
         nonlocal largest
@@ -135,7 +135,7 @@ def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, 
         largest = max(largest, wide.nbytes)
         return wide
 
-    monkeypatch.setattr(gguf.quants, "dequantize", observe)
+    monkeypatch.setattr(quantized_matrix, "dequantize", observe)
     engine = open_engine(model_dir.load(path), EngineOptions(device="cpu", threads=1))
     assert engine.dtype == "int4"
     assert 0 < largest <= 4096 * 256 * 4

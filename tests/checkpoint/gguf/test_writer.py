@@ -177,4 +177,4 @@ def test_missing_gguf_package_is_a_usage_error(tmp_path, monkeypatch):
     model = make_model("llama")
     with pytest.raises(UsageError, match="needs the gguf package") as error:
         write_gguf(tmp_path / "model.gguf", model.config, model.to_arrays())
-    assert error.value.hint == "pip install 'tgen-lm[gguf]'"
+    assert error.value.hint == "pip install gguf"

@@ -168,25 +168,19 @@ def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
 def read_config(path: Path, header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
-    if (kind := fields.get("general.type", "model")) != "model":
-        raise ModelError(f"the file has the type {str(kind)[:50]!r}, not 'model'", _OTHER_FILE)
+    _check_is_model(header)
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _FAMILIES:
         raise ModelError(
             f"unknown GGUF architecture {architecture!r}"[:200],
             f"use one of {', '.join(sorted(_FAMILIES))}",
         )
-    if fields.get("split.count", 0) not in (0, 1):
-        raise ModelError(
-            "it is one of several parts", "join them with `llama-gguf-split --merge` of llama.cpp"
-        )
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): v for key, v in fields.items() if key.startswith(prefix)}
     if own.get("expert_count", 0) != 0:
         raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
     if "token_embd.weight" not in entries:
-        hint = "download the file again: it is damaged" if entries else _OTHER_FILE
-        raise ModelError("token_embd.weight is missing", hint)
+        raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
     values = _read_shape(own) | {
         "vocab_size": entries["token_embd.weight"].shape[0],
         "tied_embeddings": "output.weight" not in entries,
@@ -205,7 +199,34 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     values |= _read_family(family, own, values)
     if ARCHITECTURES[family].optional_biases:
         values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
+        if values["attention_bias"] != values["output_bias"]:
+            has, lacks = OPTIONAL_BIASES["attention_bias"], OPTIONAL_BIASES["output_bias"]
+            has, lacks = (has, lacks) if values["attention_bias"] else (lacks, has)
+            raise ModelError(f"it has {has}, but not {lacks}", _UNSUPPORTED)
     return ModelConfig(**implied | values, family=family)
+
+
+def _check_is_model(header: Header) -> None:
+    """Raise ModelError that names what the file is instead."""
+    fields, entries = header
+    kind, architecture = fields.get("general.type", "model"), fields.get("general.architecture")
+    if kind == "adapter":
+        name = fields.get("general.base_model.0.name", "")
+        of = f" for {name[:100]!r}" if isinstance(name, str) and name else ""
+        raise ModelError(
+            f"it is a LoRA adapter for llama.cpp{of}, not a model",
+            "name its base model with --model, and PEFT's directory of the adapter with --adapter",
+        )
+    if kind == "imatrix" or any(name.endswith(".in_sum2") for name in entries):
+        raise ModelError("it is an importance matrix for quantization, not a model", _OTHER_FILE)
+    if kind == "mmproj" or architecture == "clip":
+        raise ModelError("it is the image or audio encoder of a model", _OTHER_FILE)
+    if kind != "model":
+        raise ModelError(f"the file has the type {str(kind)[:50]!r}, not 'model'", _OTHER_FILE)
+    if not entries and "tokenizer.ggml.model" in fields:
+        raise ModelError("it has a vocabulary, but no weights", _OTHER_FILE)
+    if not entries:
+        raise ModelError("it has no tensors", _OTHER_FILE)
 
 
 def _read_shape(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +330,7 @@ def _rope_scaling(
         )
     if entry.shape != (n_rotated // 2,):
         raise _wrong_shape(tensor_names.ROPE_FREQS, entry.shape, n_rotated)
-    (divisors,) = read_tensors(path, {tensor_names.ROPE_FREQS: entry}).values()
+    (divisors,) = read_tensors({tensor_names.ROPE_FREQS: entry}).values()
     return infer_scaling(theta, to_float32(np.asarray(divisors)), header.fields)
 
 
@@ -318,7 +339,7 @@ def _longrope(path: Path, header: Header, own: Mapping[str, Any], n_rotated: int
     for name in names:
         if header.tensors[name].shape != (n_rotated // 2,):
             raise _wrong_shape(name, header.tensors[name].shape, n_rotated)
-    read = read_tensors(path, {name: header.tensors[name] for name in names})
+    read = read_tensors({name: header.tensors[name] for name in names})
     short, long = (tuple(to_float32(np.asarray(read[name])).tolist()) for name in names)
     context_length = _integer(own, "context_length")
     length = _integer(own, "rope.scaling.original_context_length", context_length)

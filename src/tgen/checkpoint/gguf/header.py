@@ -1,6 +1,6 @@
 """GGUF headers, read within the file's size: no count in them is trusted.
 
-The package gguf maps the whole file and trusts it; here it is only used to dequantize.
+The package gguf maps the whole file and trusts it; here it is only used for rare types.
 """
 
 import math
@@ -8,19 +8,24 @@ import os
 import struct
 import sys
 from array import array
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import Array
+from tgen.checkpoint.gguf.dequantize import BLOCKS
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows, require_package
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
+from tgen.checkpoint.stored_models import gguf_parts
 from tgen.errors import ModelError
 from tgen.storage import files
 
 MAGIC = b"GGUF"
+_MIXED = "download all parts again: they are of different files"
 _DAMAGED = "download or export the file again: it is damaged or incomplete"
 _STRUCT_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # by GGUF value type
 _STRING, _ARRAY = 8, 9
@@ -32,10 +37,6 @@ _FIRST_READ = 1 << 20  # bytes
 _MANY, _SHORT = 16, 48
 POSITIONS = "position_embd.weight"  # looked up by row, so never kept quantized
 _PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
-# Values and bytes of a block by type, Q4_0 to IQ4_XS; the package takes long to import.
-_BLOCKS = {2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 20: (32, 18)}
-_BLOCKS |= {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
-_BLOCKS[23] = 256, 136
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
 
@@ -47,6 +48,7 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     n_bytes: int
+    path: Path  # the file, one of several if the model is split
 
     @property
     def quantized(self) -> bool:
@@ -55,14 +57,55 @@ class TensorEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A file's fields and tensors."""
+    """A model's fields and tensors."""
 
     fields: dict[str, Value]
     tensors: dict[str, TensorEntry]
 
 
 def read_header(path: Path) -> Header:
-    """Read fields and tensors; raises ModelError unless everything lies inside the file."""
+    """Read the fields and tensors of a file, or of all parts of a model, of which `path` is any.
+
+    Raises ModelError unless all parts are there and everything lies inside them.
+    """
+    header = _read_file(path)
+    n_parts = header.fields.get("split.count", 1)
+    if n_parts in (0, 1):
+        return header
+    parts = gguf_parts(path)
+    if len(parts) != n_parts:
+        raise ModelError(
+            f"{path} is one of {n_parts!r} parts, but its name does not say which"[:300],
+            "name the parts as llama-gguf-split does: NAME-00001-of-0000N.gguf",
+        )
+    if missing := [part.name for part in parts if not part.exists()]:
+        raise ModelError(
+            f"{path} is one of {n_parts} parts, and {_shorten(missing)} missing beside it",
+            "download the missing parts into the same directory",
+        )
+    headers = [_read_file(part) for part in parts]
+    tensors: dict[str, TensorEntry] = {}
+    for i, (part, (fields, own)) in enumerate(zip(parts, headers, strict=True)):
+        if fields.get("split.no") != i or fields.get("split.count") != n_parts:
+            number = f"{fields.get('split.no')!r} of {fields.get('split.count')!r}"[:100]
+            raise ModelError(f"{part} has the number {number} (expected {i} of {n_parts})", _MIXED)
+        if twice := tensors.keys() & own.keys():
+            raise ModelError(f"{part} has {min(twice)}, and so has another part", _MIXED)
+        tensors |= own
+    expected = headers[0].fields.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise ModelError(
+            f"the parts of {path} have {len(tensors)} tensors (expected {expected!r})"[:300], _MIXED
+        )
+    return Header(headers[0].fields, tensors)
+
+
+def _shorten(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
+
+
+def _read_file(path: Path) -> Header:
     with files.open_regular(path) as file:
         source = _HeaderReader(path, file, os.fstat(file.fileno()).st_size)
         magic = source.take(4)
@@ -93,16 +136,13 @@ def read_header(path: Path) -> Header:
         return Header(fields, _locate(source, tensors, start))
 
 
-def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array | QuantizedMatrix]:
+def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Array | QuantizedMatrix]:
     """Read arrays: float32, float16, bfloat16 as uint16 bits. Quantized matrices stay quantized;
     other quantized tensors, which llama.cpp does not write, are dequantized."""
     arrays: dict[str, Array | QuantizedMatrix] = {}
-    with files.open_regular(path) as file:
-        for name, entry in entries.items():
-            data = np.empty(entry.n_bytes, np.uint8)
-            file.seek(entry.start)
-            if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
+    for path in dict.fromkeys(entry.path for entry in entries.values()):
+        for name, data in _read_blocks(path, entries):
+            entry = entries[name]
             if entry.ggml_type in _PLAIN:
                 arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
             else:
@@ -113,10 +153,27 @@ def read_tensors(path: Path, entries: dict[str, TensorEntry]) -> dict[str, Array
     return arrays
 
 
+def _read_blocks(
+    path: Path, entries: Mapping[str, TensorEntry]
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Yield the bytes of the tensors that are in this file."""
+    with files.open_regular(path) as file:
+        for name, entry in entries.items():
+            if entry.path != path:
+                continue
+            data = np.empty(entry.n_bytes, np.uint8)
+            file.seek(entry.start)
+            if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
+                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
+            yield name, data
+
+
 def type_name(ggml_type: int) -> str:
     """Return the name of a type, such as float16 or q8_0; raises UsageError without gguf."""
     if ggml_type in _PLAIN:
         return {0: "float32", 1: "float16", 30: "bfloat16"}[ggml_type]
+    if ggml_type in BLOCKS:
+        return BLOCKS[ggml_type][0]
     gguf = require_package("reading these weights")
     return str(gguf.GGMLQuantizationType(ggml_type).name).lower()
 
@@ -246,7 +303,7 @@ def _locate(
             raise source.damaged(
                 f"has {source.size} bytes, too few for {name} of shape {list(shape)}"
             )
-        entries[name] = TensorEntry(ggml_type, shape, start + offset, n_bytes)
+        entries[name] = TensorEntry(ggml_type, shape, start + offset, n_bytes, source.path)
     end = 0
     for entry in sorted(entries.values(), key=lambda e: e.start):
         if entry.start < end:
@@ -260,8 +317,8 @@ def _block_size(ggml_type: int) -> tuple[int, int]:
     """Return a ggml type's block size in values and in bytes."""
     if ggml_type in _PLAIN:
         return 1, np.dtype(_PLAIN[ggml_type]).itemsize
-    if ggml_type in _BLOCKS:
-        return _BLOCKS[ggml_type]
+    if ggml_type in BLOCKS:
+        return BLOCKS[ggml_type][1:3]
     gguf = require_package("reading these weights")
     known = {member.value: member for member in gguf.GGMLQuantizationType}
     name = known[ggml_type].name if ggml_type in known else f"number {ggml_type}"

@@ -1,7 +1,4 @@
-"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed.
-
-The optional package gguf dequantizes them.
-"""
+"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -11,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tgen.checkpoint.dtypes import Array, Floats, to_float32
+from tgen.checkpoint.gguf.dequantize import BLOCKS, dequantize, six_bit_factors
 from tgen.errors import UsageError
 
 _ROWS_AT_ONCE = 1024
@@ -23,7 +21,7 @@ _Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
 def require_package(purpose: str) -> Any:
     """Return the package gguf; raises UsageError if it is not installed."""
     if find_spec("gguf") is None:
-        raise UsageError(f"{purpose} needs the gguf package", "pip install 'tgen-lm[gguf]'")
+        raise UsageError(f"{purpose} needs the gguf package", "pip install gguf")
     import gguf
 
     return gguf
@@ -143,15 +141,13 @@ class QuantizedMatrix:
 
     def is_finite(self) -> bool:
         """Whether no value is infinite or NaN."""
-        gguf = require_package("reading these weights")
         for data, ggml_type in self._parts:
             offsets = _SCALES.get(-1 if ggml_type is None else ggml_type)
-            if offsets is None:
+            if ggml_type is None or offsets is None:
                 if not all(np.isfinite(part).all() for part in self._blocks_of_rows()):
                     return False
                 continue
-            n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)][1]
-            blocks = data.reshape(-1, n_bytes)
+            blocks = data.reshape(-1, BLOCKS[ggml_type][2])
             scales = (np.ascontiguousarray(blocks[:, i : i + 2]).view("<u2") for i in offsets)
             if not all(((bits & 0x7C00) != 0x7C00).all() for bits in scales):
                 return False
@@ -163,8 +159,10 @@ class QuantizedMatrix:
     def _dequantize(self, data: Array, ggml_type: int | None) -> Floats:
         if ggml_type is None or not len(data):
             return to_float32(data) if ggml_type is None else np.empty((0, self.shape[1]), "<f4")
-        gguf = require_package("reading these weights")
         with np.errstate(all="ignore"):  # `is_finite` reports values that are not finite
+            if ggml_type in BLOCKS:
+                return dequantize(data, ggml_type)
+            gguf = require_package("reading these weights")
             wide = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(ggml_type))
         return np.asarray(wide.reshape(len(data), -1), np.float32)
 
@@ -175,7 +173,7 @@ def _four_bit_rows(data: Array, ggml_type: int | None) -> tuple[Array, Array, Ar
     if ggml_type == _Q4_K:
         blocks = data.reshape(-1, 144)
         scale, minimum = blocks[:, :4].copy().view("<f2").astype(np.float32).T[..., None]
-        factors, offsets = _six_bit_factors(blocks[:, 4:16])
+        factors, offsets = six_bit_factors(blocks[:, 4:16])
         scales, minima = scale * factors, -minimum * offsets
         halves = blocks[:, 16:].reshape(-1, 4, 1, 32)
     else:
@@ -187,11 +185,3 @@ def _four_bit_rows(data: Array, ggml_type: int | None) -> tuple[Array, Array, Ar
     largest = np.finfo(np.float16).max
     rounded = (np.clip(a, -largest, largest).astype(np.float16) for a in (scales, minima))
     return numbers.reshape(m, -1), *(a.reshape(m, -1) for a in rounded)
-
-
-def _six_bit_factors(packed: Array) -> tuple[Array, Array]:
-    """(m, 12) -> 8 factors of scales and 8 of minima; see ggml's `get_scale_min_k4`."""
-    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    factors = np.concatenate([first & 63, last & 15 | first >> 6 << 4], axis=1)
-    offsets = np.concatenate([second & 63, last >> 4 | second >> 6 << 4], axis=1)
-    return factors, offsets

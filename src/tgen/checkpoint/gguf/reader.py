@@ -39,7 +39,7 @@ def load(
     if not with_weights:
         return config, loaded_tokenizer, {}, ends, quantized
     check_ram(sum(entry.n_bytes for entry in entries.values()), f"loading {str(path)!r}")
-    arrays = read_tensors(path, entries)
+    arrays = read_tensors(entries)
     _check_finite(path, arrays)
     named = tensor_names.from_gguf_arrays(config, arrays)
     return config, loaded_tokenizer, named, ends, quantized
