@@ -27,7 +27,12 @@ from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
+from tgen.checkpoint.stored_models import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    gguf_parts,
+    is_adapter,
+)
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
 from tgen.machine.memory import check_ram
@@ -356,7 +361,7 @@ def _config_stamp(path: Path) -> tuple[int, ...]:
 def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
     warnings: list[str] = []
     if path.is_file():
-        stamp = stamp_files([path])
+        stamp = stamp_files(model_files(path))
         from tgen.checkpoint.gguf import reader
 
         config, tokenizer, arrays, ends, quantized = reader.load(path, with_weights=with_weights)
@@ -528,7 +533,7 @@ def changed_error(bundle: ModelBundle) -> ModelError:
 def model_files(path: Path) -> list[Path]:
     """Return the files that determine what the model computes: config and weights."""
     if path.is_file():
-        return [path]
+        return [part for part in gguf_parts(path) if part.exists()]
     return [path / name for name in ("config.json", *_shards(path))]
 
 

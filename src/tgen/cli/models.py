@@ -128,8 +128,10 @@ def _files(path: Path) -> dict[str, os.stat_result]:
 
     Links to files count as the files: cached models consist of links.
     """
+    from tgen.checkpoint.stored_models import gguf_parts
+
     if not path.is_dir():
-        paths = [str(path)]
+        paths = [str(part) for part in gguf_parts(path)]
     else:
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     found = {}

@@ -249,7 +249,8 @@ def _header_bytes(file: Path) -> int:
         return 8 + int.from_bytes(files.open_random_access(file).read(0, 8), "little")
     if file.name == "config.json":
         return os.stat(file).st_size
-    return min(entry.start for entry in read_header(file).tensors.values())
+    starts = [entry.start for entry in read_header(file).tensors.values() if entry.path == file]
+    return min(starts, default=os.stat(file).st_size)
 
 
 @cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tgen.checkpoint.model_dir import files_of_a_model, is_whole
 from tgen.checkpoint.model_lookup import shipped_model
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, gguf_parts
 from tgen.errors import UsageError
 from tgen.runs import saved_state
 from tgen.runs.output_folder import lock_existing
@@ -40,7 +40,8 @@ def remove_model(path: Path) -> list[str]:
     check_removable(path)
     path = path.resolve()
     if path.is_file():
-        files.remove(path)
+        for part in gguf_parts(path):
+            files.remove(part)
         return []
     with ExitStack() as stack:
         stack.enter_context(lock_existing(path))
