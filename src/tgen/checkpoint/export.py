@@ -16,7 +16,7 @@ from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.quantized_matrix import require_package
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.checkpoint.hf import families
-from tgen.checkpoint.hf.config import read_json_object
+from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import GgufType
@@ -54,7 +54,7 @@ def export_gguf(
     name = tokenizer.name_to_write(bundle.tokenizer, name)
     check_supported(bundle.config)
     is_dir = bundle.path.is_dir()  # of the base, if an adapter is merged
-    json_config = read_json_object(bundle.path / "config.json") if is_dir else {}
+    json_config = text_part(read_json_object(bundle.path / "config.json")) if is_dir else {}
     names = {} if is_dir else chat_template.special_tokens(bundle.path)
     ids = bundle.tokenizer.spec.vocab | bundle.tokenizer.added_tokens
 
@@ -159,7 +159,7 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
         )
         json_config: dict[str, Any] = json.loads(contents["config.json"])
     else:
-        json_config = read_json_object(path / "config.json")
+        json_config = dict(text_part(read_json_object(path / "config.json")))
         limits = {**dict.fromkeys(DESCRIPTION_FILES, _COPY_LIMIT), NGRAMS: None}
         contents = {
             name: files.read(path / name, limit=limit)
@@ -169,6 +169,7 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
         if (settings := bundle.settings_path) != path:  # an adapter has its own chat template
             own = {n: settings / n for n in DESCRIPTION_FILES if (settings / n).is_file()}
             contents |= {n: files.read(file, limit=_COPY_LIMIT) for n, file in own.items()}
+    contents.setdefault("tokenizer.json", bundle.tokenizer.json.encode())
     keys = [key for key in ("dtype", "torch_dtype") if key in json_config] or ["torch_dtype"]
     json_config |= dict.fromkeys(keys, dtype)
     json_config["tie_word_embeddings"] = bundle.config.tied_embeddings

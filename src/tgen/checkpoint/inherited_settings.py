@@ -14,7 +14,7 @@ from typing import Any, Self, get_args
 from tgen.checkpoint import chat_template
 from tgen.checkpoint.dtypes import Dtype
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.hf.config import read_json_object
+from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
@@ -137,6 +137,9 @@ def _read_contents(path: Path, config_path: Path) -> dict[str, str]:
                 text = files.read(file, limit=_MAX_COPIED_BYTES)
                 contents[name] = text.decode("utf-8", "surrogateescape")
     contents = {n: text for n, text in contents.items() if n == TEMPLATE or _parse(text)}
+    config = _parse(contents.get(CONFIG, ""))
+    if (part := text_part(config)) is not config:
+        contents[CONFIG] = _to_text(part)
     return contents if CONFIG in contents else {}
 
 

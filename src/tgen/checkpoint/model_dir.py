@@ -25,6 +25,7 @@ from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import families, generation_config, tokenizer_config
+from tgen.checkpoint.hf.tensor_spelling import plain_names
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.checkpoint.stored_models import (
@@ -42,6 +43,7 @@ from tgen.tokenizer import Tokenizer
 WEIGHTS = "model.safetensors"
 NEEDED_FILES = ("config.json", "tokenizer.json", WEIGHTS)  # of a model that tgen trained
 _INDEX = f"{WEIGHTS}.index.json"
+_TORCH_WEIGHTS = "pytorch_model.bin"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
 DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
     generation_config.FILE_NAME,
@@ -58,7 +60,8 @@ _KNOWN_FILES = {*DESCRIPTION_FILES, *ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "co
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
-_SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.safetensors$")
+_OTHER_COPY = "download the model again: it is damaged"
+_SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.(safetensors|bin)$")
 
 
 @dataclass(frozen=True)
@@ -367,10 +370,7 @@ def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
         config, tokenizer, arrays, ends, quantized = reader.load(path, with_weights=with_weights)
     else:
         quantized = False
-        config, tokenizer, ends, unusable = _load_metadata(path)
-        if unusable:
-            shown = ", ".join(map(repr, unusable))[:100]
-            warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
+        config, tokenizer, ends, warnings = _load_metadata(path)
         if any((path / name).exists() for name in ADAPTER_FILES):
             warnings.append("the adapter is ignored: merge it into the model to use it")
         stamp, tied = stamp_files(model_files(path)), config.tied_embeddings
@@ -401,8 +401,8 @@ def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
     )
 
 
-def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[Any]]:
-    """Return the config, the tokenizer, the end tokens and unusable values for those."""
+def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[str]]:
+    """Return the config, the tokenizer, the end tokens and warnings."""
     if not path.is_dir():
         reason = "is not a file or directory" if path.exists() else "does not exist"
         raise ModelError(
@@ -412,7 +412,8 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
         raise ModelError(
             f"{str(path)!r} is not a model: it has no config.json", _missing_hint(path)
         )
-    json_config = hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
+    whole_config = hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
+    json_config = hf_config.text_part(whole_config)
     config = hf_config.from_json(json_config)
     if not (path / "tokenizer.json").exists():
         raise ModelError(
@@ -428,7 +429,13 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
     ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
     text = tokenizer_text.decode("utf-8", errors="replace")
     tokenizer = Tokenizer(text, end_ids=ends, n_rows=config.vocab_size)
-    return config, tokenizer, ends, [i for i in listed if i not in ends]
+    warnings = []
+    if json_config is not whole_config:
+        warnings.append("this is a model with images, of which only the text part is used")
+    if unusable := [i for i in listed if i not in ends]:
+        shown = ", ".join(map(repr, unusable))[:100]
+        warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
+    return config, tokenizer, ends, warnings
 
 
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:
@@ -459,10 +466,15 @@ def _find_tensors(
 ) -> tuple[ModelConfig, dict[Path, dict[str, safetensors_file.TensorEntry]], dict[str, str]]:
     """Return the config, the model's tensors by file, and their names in transformers; every shape
     is checked."""
-    headers = {path / shard: safetensors_file.read_header(path / shard) for shard in _shards(path)}
+    headers = {path / shard: _read_header(path / shard) for shard in _shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
-    names, lacks_prefix = families.names_in_file(config, stored_shapes)
-    shapes = {names[name]: shape for name, shape in stored_shapes.items()}
+    plain = plain_names(stored_shapes)
+    in_family, lacks_prefix = families.names_in_file(config, plain.values())
+    names = {name: in_family[usual] for name, usual in plain.items()}
+    if len({*names.values()}) < len(names):
+        twice = Counter(names.values()).most_common(1)[0][0]
+        raise ModelError(f"{str(path)!r} has several tensors {twice[:200]}", _OTHER_COPY)
+    shapes = {name: stored_shapes[stored] for stored, name in names.items()}
     head = families.head_name(config)
     if not config.tied_embeddings and head not in shapes:
         if lacks_prefix or _is_headless(path):
@@ -476,7 +488,7 @@ def _find_tensors(
         head
     }
     headers = {
-        file: {name: entry for name, entry in header.items() if names[name] in used}
+        file: {name: entry for name, entry in header.items() if names.get(name) in used}
         for file, header in headers.items()
     }
     for file, header in headers.items():
@@ -546,12 +558,22 @@ def stamp_files(paths: list[Path]) -> tuple[int, ...]:
     )
 
 
+def _read_header(file: Path) -> dict[str, safetensors_file.TensorEntry]:
+    if file.suffix == ".safetensors":
+        return safetensors_file.read_header(file)
+    from tgen.checkpoint import torch_file
+
+    return torch_file.read_header(file)
+
+
 def _shards(path: Path) -> list[str]:
-    if (path / WEIGHTS).exists():
-        return [WEIGHTS]
-    index = path / _INDEX
-    if not index.exists():
+    names = (WEIGHTS, _INDEX, _TORCH_WEIGHTS, f"{_TORCH_WEIGHTS}.index.json")
+    name = next((name for name in names if (path / name).exists()), None)
+    if name is None:
         raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _missing_hint(path))
+    if name in (WEIGHTS, _TORCH_WEIGHTS):
+        return [name]
+    index = path / name
     weight_map = hf_config.read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) and _SHARD.match(name) for name in weight_map.values()

@@ -36,6 +36,7 @@ _DTYPES = {
     "I16": "<i2",
     "U64": "<u8",
 }
+ITEM_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()}
 _NAMES = {np.dtype(_DTYPES[n]): n for n in ("F32", "F16", "F64", "I64", "I32", "U8", "U32", "BOOL")}
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _CHECK_BLOCK = 1 << 20  # values checked at a time
@@ -51,6 +52,7 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     end: int
+    strides: tuple[int, ...] | None = None  # in values, if they are not in the order of the axes
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -174,11 +176,16 @@ def read_arrays(
 
 
 def _read_array(path: Path, entry: TensorEntry) -> NDArray[Any]:
-    array: NDArray[Any] = np.empty(entry.shape, _DTYPES[entry.dtype])
+    dtype = np.dtype(_DTYPES[entry.dtype])
+    n_values = (entry.end - entry.start) // dtype.itemsize
+    array: NDArray[Any] = np.empty(entry.shape if entry.strides is None else n_values, dtype)
     with files.open_regular(path) as file:
         file.seek(entry.start)
         if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
             raise ModelError(f"{path} shrank while it was read", "close programs that write it")
+    if entry.strides is not None:
+        steps = [dtype.itemsize * stride for stride in entry.strides]
+        array = np.lib.stride_tricks.as_strided(array, entry.shape, steps).copy()
     return array
 
 

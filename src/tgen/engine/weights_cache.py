@@ -249,6 +249,10 @@ def _header_bytes(file: Path) -> int:
         return 8 + int.from_bytes(files.open_random_access(file).read(0, 8), "little")
     if file.name == "config.json":
         return os.stat(file).st_size
+    if file.suffix == ".bin":
+        from tgen.checkpoint.torch_file import read_header as read_torch_header
+
+        return min(entry.start for entry in read_torch_header(file).values())
     starts = [entry.start for entry in read_header(file).tensors.values() if entry.path == file]
     return min(starts, default=os.stat(file).st_size)
 

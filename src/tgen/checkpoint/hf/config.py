@@ -25,6 +25,25 @@ _ACTIVATIONS = {
     "swiglu": ("silu", "swish"),
     "geglu": ("gelu_pytorch_tanh", "gelu_new"),
 }
+# Models with images whose language model is one of the families: its type, and the values that
+# config.json omits where they are the defaults of transformers.
+_TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "gemma3_text",
+        {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+        },
+    ),
+    "mistral3": ("mistral", {}),
+}
+_OF_THE_WHOLE = (  # keys beside text_config that count for the language model
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("dtype", "torch_dtype", "quantization_config"),
+)
 _DAMAGED = "download the file again: it is damaged"
 _FIELD_TYPES = {field.name: field.type for field in fields(ModelConfig)}
 _QUERY_SCALAR = "query_pre_attn_scalar"  # Gemma's: the attention scale is its -1/2 power
@@ -43,6 +62,19 @@ def read_json_object(path: Path, *, limit: int = 64 << 20) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object", _DAMAGED)
     return value
+
+
+def text_part(json: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config.json of the language model in a supported model with images; that of other
+    models as it is."""
+    kind, inner = json.get("model_type"), json.get("text_config")
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS or not isinstance(inner, dict):
+        return json
+    model_type, defaults = _TEXT_PARTS[kind]
+    whole = {key: json[key] for key in _OF_THE_WHOLE if json.get(key) is not None}
+    part = {"model_type": model_type} | defaults | inner | whole
+    family = _FAMILY_BY_MODEL_TYPE.get(str(part["model_type"]))
+    return part | ({"architectures": [FAMILY_LAYOUTS[family].model_class]} if family else {})
 
 
 def to_json(
@@ -84,6 +116,7 @@ def to_json(
 
 def from_json(json: Mapping[str, Any]) -> ModelConfig:
     """Return the model that config.json describes; raises ModelError for unsupported models."""
+    json = text_part(json)
     model_type = json.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(f"unknown model type {model_type!r}"[:200], _other_model_hint(json))

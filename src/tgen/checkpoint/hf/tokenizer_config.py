@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.hf.config import read_json_object
+from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
@@ -64,7 +64,7 @@ def read_end_ids(path: Path, added_tokens: Mapping[str, int]) -> list[int]:
         ends.append(added_tokens.get(read_template_and_tokens(path)[1].get("eos_token", "")))
     ends += generation_config.read(path).end_ids or []
     with suppress(TgenError):
-        named = _read_json(path / "config.json").get("eos_token_id")
+        named = text_part(_read_json(path / "config.json")).get("eos_token_id")
         ends += named if isinstance(named, list) else [named]
     return [i for i in ends if type(i) is int]
 
