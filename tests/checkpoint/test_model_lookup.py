@@ -11,6 +11,7 @@ import pytest
 from tgen.api import load
 from tgen.checkpoint.model_lookup import (
     CACHE,
+    CHECKPOINT,
     DATA,
     LOCAL,
     SHIPPED,
@@ -262,3 +263,31 @@ def test_unreadable_folder_is_not_skipped(unreadable, empty_home, monkeypatch): 
     os.utime(denied, (5e8, 5e8))
     if unreadable == "models/new":  # older than the newest readable model
         assert find_model(None).path == Path("models/old")
+
+
+def make_checkpoint(path, *, weights="model.safetensors"):
+    make_folder(path)
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    if weights:
+        (path / weights).touch()
+
+
+def test_directory_of_a_trainer_means_its_newest_checkpoint(empty_home):
+    for name in ("checkpoint-500", "checkpoint-1000", "checkpoint-90", "models/it/checkpoint-7"):
+        make_checkpoint(Path("trainer", name) if "/" not in name else Path(name))
+    make_checkpoint(Path("trainer/checkpoint-2000"), weights="")  # being written
+    expected = (Path("trainer/checkpoint-1000"), CHECKPOINT)
+    assert find_model("trainer") == expected
+    assert find_model("it") == (Path("models/it/checkpoint-7"), CHECKPOINT)
+    make_checkpoint(Path("trainer"))
+    assert find_model("trainer") == (Path("trainer"), "a path")
+
+
+def test_file_of_weights_means_its_directory(empty_home):
+    make_checkpoint(Path("it"), weights="model-00001-of-00002.safetensors")
+    make_checkpoint(Path("old"), weights="pytorch_model.bin")
+    assert find_model("it/model-00001-of-00002.safetensors").path == Path("it")
+    assert find_model("old/pytorch_model.bin").path == Path("old")
+    for other in ("it/pytorch_model.bin", "it/other.safetensors", "alone.safetensors"):
+        Path(other).touch()  # not the weights that this model is loaded from
+        assert find_model(other).path == Path(other)

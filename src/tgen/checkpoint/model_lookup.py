@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tgen.checkpoint.stored_models import (
+    ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     downloaded_models,
     entries,
@@ -29,6 +30,13 @@ from tgen.storage import files
 
 LOCAL, DATA, SHIPPED = "./models", "the data directory", "the model shipped with tgen"
 CACHE = "the transformers cache"
+PATH = "a path"
+CHECKPOINT = "its newest checkpoint"  # of a directory of transformers' Trainer
+WEIGHTS_DIRECTORY = "the directory of its weights"
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
+_WEIGHTS = re.compile(
+    r"((pytorch_)?model|adapter_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+)
 _NAME = re.compile(r"\w[\w.-]*")  # an owner, a model, or the type of a GGUF file
 
 
@@ -46,19 +54,55 @@ class UnknownModelError(ModelError):
 def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocation:
     """Find a model by name; None gives the newest model in `models`, or the shipped one.
 
+    The directory of a Trainer means its newest checkpoint; a file of weights, its directory.
+
     Raises UnknownModelError with the known names if the model does not exist, ModelError if the
     name has several meanings.
     """
     if name is None:
         return _newest(models)
-    as_path = ModelLocation(Path(name), "a path")
+    location = _find(name, models)
+    if checkpoint := newest_checkpoint(location.path):
+        return ModelLocation(checkpoint, CHECKPOINT)
+    if _is_of_directory(location.path):
+        return ModelLocation(location.path.parent, WEIGHTS_DIRECTORY)
+    return location
+
+
+def newest_checkpoint(path: Path) -> Path | None:
+    """Return checkpoint-N with the highest N in a directory that has no model itself; None without
+    one that has weights."""
+    if os.path.isfile(path) or any(map(os.path.exists, (path / "config.json", path / ADAPTER_CONFIG))):
+        return None
+    steps = {int(match[1]): match[0] for match in map(_CHECKPOINT.fullmatch, entries(path)) if match}
+    found = (path / steps[step] for step in sorted(steps, reverse=True))
+    return next(
+        (folder for folder in found if is_model_directory(folder) and _has_weights(folder)), None
+    )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(map(_WEIGHTS.fullmatch, entries(folder)))
+
+
+def _is_of_directory(path: Path) -> bool:
+    """Whether a file belongs to the weights that the model in its directory has."""
+    if not _WEIGHTS.fullmatch(path.name) or not os.path.isfile(path):
+        return False
+    beside = entries(path.parent)
+    other = path.name.startswith("pytorch_") and any(n.startswith("model") for n in beside)
+    return not other and is_model_directory(path.parent)
+
+
+def _find(name: str, models: Path) -> ModelLocation:
+    as_path = ModelLocation(Path(name), PATH)
     exists = bool(name.strip()) and os.path.exists(name)
     if exists and (as_path.path.is_file() or is_model_directory(as_path.path)):
         return as_path
     base = _without_type(name)
     inside = files_in(Path(base), base) if base.strip() else {}
     if chosen := select(inside, name):
-        return ModelLocation(inside[chosen], "a path")
+        return ModelLocation(inside[chosen], PATH)
     if _is_plain(base):
         for folder, found_by in ((models, LOCAL), (data_folder(), DATA)):
             if path := _find_in(folder, name):
@@ -176,7 +220,7 @@ def _require_readable(folder: Path) -> None:
 def _modified(folder: Path) -> float:
     """Return when a model's weights were last written, in seconds; 0 if it has none."""
     times = [0.0]
-    patterns = ("model*.safetensors", ADAPTER_WEIGHTS)  # one file, shards, adapter
+    patterns = ("model*.safetensors", "pytorch_model*.bin", ADAPTER_WEIGHTS)
     for weights in (path for pattern in patterns for path in folder.glob(pattern)):
         with suppress(OSError):
             times.append(weights.stat().st_mtime)

@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
-def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | None]:
+def find_paths(
+    model: str | None, adapter: str | None, *, quiet: bool = False
+) -> tuple[Path, Path | None]:
     """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
-    from tgen.checkpoint.model_lookup import find_model
+    from tgen.checkpoint.model_lookup import CHECKPOINT, find_model
     from tgen.lora.adapter import find_adapter
 
     if adapter is None:
-        return find_model(model).path, None
+        path, found_by = find_model(model)
+        if found_by == CHECKPOINT:
+            console.print_status(f"note: {model} has only checkpoints: using {path}, the newest", quiet=quiet)
+        return path, None
     path = find_adapter(adapter)
     return (path, None) if model is None else (find_model(model).path, path)
 

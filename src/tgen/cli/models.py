@@ -212,16 +212,26 @@ def _check_cache(options: ModelsOptions) -> None:
 
 def _remove(name: str, options: ModelsOptions) -> None:
     """Remove one model, after a question unless --yes is given."""
-    from tgen.checkpoint.model_lookup import DATA, LOCAL, SHIPPED, find_model
+    from tgen.checkpoint.model_lookup import (
+        CHECKPOINT,
+        DATA,
+        LOCAL,
+        PATH,
+        SHIPPED,
+        WEIGHTS_DIRECTORY,
+        find_model,
+    )
     from tgen.cli.models_output import kind
     from tgen.runs.removal import check_removable, remove_model
 
     path, found_by = find_model(name)
-    if found_by not in (LOCAL, DATA, SHIPPED, "a path"):
+    if found_by in (CHECKPOINT, WEIGHTS_DIRECTORY):
+        raise UsageError(f"{name} is not a model itself", f"name its directory: {path}")
+    if found_by not in (LOCAL, DATA, SHIPPED, PATH):
         raise UsageError(
             f"{name} belongs to {found_by}", "remove it with the program that downloaded it"
         )
-    if found_by == "a path" and path.is_file() and Path(name).is_dir():
+    if found_by == PATH and path.is_file() and Path(name).is_dir():
         raise UsageError(f"{name} is not a model", f"name its GGUF file: {path}")
     check_removable(path)
     if not options.yes:

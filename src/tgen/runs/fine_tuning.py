@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.model_lookup import find_model
+from tgen.checkpoint.model_lookup import CHECKPOINT, PATH, WEIGHTS_DIRECTORY, find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import ModelConfig
 from tgen.config.training import TrainConfig
@@ -201,6 +201,7 @@ def _find_base(start_from: Path | None, adapter: Path | None) -> tuple[str, Path
         path = adapters.find_base(adapter, option="--from")
         return adapters.base_name(adapter) or str(path.resolve()), path
     path, found_by = find_model(str(start_from))
+    by_path = (PATH, CHECKPOINT, WEIGHTS_DIRECTORY)
     if is_adapter(path):
         adapters.find_base(path, option="--from")  # its error names the option of this command
-    return str(path.resolve()) if found_by == "a path" else str(start_from), path
+    return str(path.resolve()) if found_by in by_path else str(start_from), path

@@ -74,7 +74,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.lora.merging import settings_path
 
     quiet = options.quiet or ranks.rank > 0
-    path, adapter = find_paths(options.model, options.adapter)
+    path, adapter = find_paths(options.model, options.adapter, quiet=quiet)
     defaults = generation_config.read(settings_path(path, adapter))
     seed = options.sampling.get("seed")
     seed = broadcast(secrets.randbelow(1 << 32)) if seed is None else seed
