@@ -108,6 +108,7 @@ class Tokenizer:
         if (backends := self._all) is not None:
             return backends
         part, changed = self._merges_of_text, self.spec.normalizers and not text.isascii()
+        changed = changed or self.spec.prefix
         if part and not changed and (found := part.find(text, self.added_tokens)):
             tokens, merges = found
             return make_backends(replace(self.spec, vocab=tokens), merges)
