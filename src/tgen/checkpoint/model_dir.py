@@ -60,6 +60,10 @@ _KNOWN_FILES = {*DESCRIPTION_FILES, *ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "co
 _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
+_CONVERT_TOKENIZER = (
+    "or convert the tokenizer: python -c \"from transformers import AutoTokenizer as A; "
+    "A.from_pretrained({path!r}).save_pretrained({path!r})\""
+)
 _OTHER_COPY = "download the model again: it is damaged"
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.(safetensors|bin)$")
 
@@ -415,20 +419,10 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
     whole_config = hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
     json_config = hf_config.text_part(whole_config)
     config = hf_config.from_json(json_config)
-    if not (path / "tokenizer.json").exists():
-        raise ModelError(
-            f"{str(path)!r} has no tokenizer.json",
-            _missing_hint(path)
-            if (path / "training" / "run.json").exists()
-            else "download it too, or let transformers' save_pretrained convert the older files",
-        )
-    tokenizer_text = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
-    safetensors_file.reject_lfs_pointer(path / "tokenizer.json", tokenizer_text)
     end_ids: Any = generation_config.read(path).end_ids or json_config.get("eos_token_id")
     listed = [i for i in (end_ids if isinstance(end_ids, list) else [end_ids]) if i is not None]
     ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
-    text = tokenizer_text.decode("utf-8", errors="replace")
-    tokenizer = Tokenizer(text, end_ids=ends, n_rows=config.vocab_size)
+    tokenizer = _read_tokenizer(path, config, json_config.get("model_type"), ends)
     warnings = []
     if json_config is not whole_config:
         warnings.append("this is a model with images, of which only the text part is used")
@@ -436,6 +430,30 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
         shown = ", ".join(map(repr, unusable))[:100]
         warnings.append(f"eos_token_id {shown} is ignored: not the id of a token")
     return config, tokenizer, ends, warnings
+
+
+def _read_tokenizer(
+    path: Path, config: ModelConfig, model_type: object, ends: list[int]
+) -> Tokenizer:
+    if (path / "tokenizer.json").exists():
+        content = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
+        safetensors_file.reject_lfs_pointer(path / "tokenizer.json", content)
+        text = content.decode("utf-8", errors="replace")
+        return Tokenizer(text, end_ids=ends, n_rows=config.vocab_size)
+    from tgen.checkpoint.hf.older_tokenizers import has_older_tokenizer, read_older_tokenizer
+
+    if has_older_tokenizer(path):
+
+        def read() -> dict[str, Any]:
+            return read_older_tokenizer(path, model_type)
+
+        return Tokenizer(read(), parse_again=read, end_ids=ends, n_rows=config.vocab_size)
+    hint = f"download it too, {_CONVERT_TOKENIZER.format(path=str(path))}"
+    if (path / "training" / "run.json").exists():
+        hint = _missing_hint(path)
+    elif path.name.startswith("checkpoint-") and (path.parent / "tokenizer.json").exists():
+        hint = f"copy it from {path.parent}"
+    raise ModelError(f"{str(path)!r} has no tokenizer.json", hint)
 
 
 def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, NDArray[Any]]]:

@@ -349,7 +349,7 @@ def _without_byte_level_merges(fields: Mapping[str, Any]) -> tuple[dict[str, Any
         "truncation": None,
         "padding": None,
         "added_tokens": sorted(added, key=lambda token: token["id"]),
-        "post_processor": _bos_json(tokens[bos], bos) if add_bos and bos is not None else None,
+        "post_processor": bos_json(tokens[bos], bos) if add_bos and bos is not None else None,
         **parts,
     }
     ends = [end for key in _END_KEYS if (end := ids[key]) is not None]
@@ -381,7 +381,7 @@ def _byte_level_parts(
             f"use a model with one of {', '.join(pre_tokenizers.PRE_TOKENIZERS)}",
         )
     pre_tokenizer = pre_tokenizers.PRE_TOKENIZERS[name]
-    model = _model_json(vocab) | {"ignore_merges": pre_tokenizer.ignore_merges}
+    model = model_json(vocab) | {"ignore_merges": pre_tokenizer.ignore_merges}
     parts = {
         "normalizer": {"type": "NFC"} if pre_tokenizer.nfc else None,
         "pre_tokenizer": pre_tokenizers.pre_tokenizer_json(pre_tokenizer),
@@ -414,11 +414,12 @@ def _sentencepiece_parts(
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _model_json(vocab) | model,
+        "model": model_json(vocab) | model,
     }
 
 
-def _model_json(vocab: Mapping[str, int]) -> dict[str, Any]:
+def model_json(vocab: Mapping[str, int]) -> dict[str, Any]:
+    """Return the `model` object of tokenizer.json, without merges."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -439,8 +440,8 @@ def _added_token_json(i: int, content: str, token_type: int, model_name: str) ->
     return {"id": i, "content": content, **flags, "special": special}
 
 
-def _bos_json(token: str, i: int) -> dict[str, Any]:
-    """A post-processor that puts one token before every text."""
+def bos_json(token: str, i: int) -> dict[str, Any]:
+    """Return the `post_processor` of tokenizer.json that puts one token before every text."""
     first = {"SpecialToken": {"id": token, "type_id": 0}}
     text, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
