@@ -31,6 +31,8 @@ from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.checkpoint.stored_models import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
+    ADAPTER_TORCH_WEIGHTS,
+    ADAPTER_WEIGHTS,
     gguf_parts,
     is_adapter,
 )
@@ -422,7 +424,7 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
     end_ids: Any = generation_config.read(path).end_ids or json_config.get("eos_token_id")
     listed = [i for i in (end_ids if isinstance(end_ids, list) else [end_ids]) if i is not None]
     ends = [i for i in listed if type(i) is int and 0 <= i < config.vocab_size]
-    tokenizer = _read_tokenizer(path, config, json_config.get("model_type"), ends)
+    tokenizer = read_tokenizer(path, config, json_config.get("model_type"), ends)
     warnings = []
     if json_config is not whole_config:
         warnings.append("this is a model with images, of which only the text part is used")
@@ -432,9 +434,13 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
     return config, tokenizer, ends, warnings
 
 
-def _read_tokenizer(
+def read_tokenizer(
     path: Path, config: ModelConfig, model_type: object, ends: list[int]
 ) -> Tokenizer:
+    """Read the tokenizer of a directory, of any form; `model_type` is that of config.json.
+
+    Raises ModelError or TokenizerError.
+    """
     if (path / "tokenizer.json").exists():
         content = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
         safetensors_file.reject_lfs_pointer(path / "tokenizer.json", content)
@@ -546,7 +552,7 @@ def digest(bundle: ModelBundle) -> str:
     if they changed."""
     sha256, of_model = hashlib.sha256(), model_files(bundle.path)
     if bundle.adapter is not None:
-        of_model += [bundle.adapter / name for name in ADAPTER_FILES]
+        of_model += adapter_files(bundle.adapter)
     for file in of_model:
         sha256.update(files.sha256(file))
     if stamp_files(of_model) != bundle.stamp:
@@ -565,6 +571,13 @@ def model_files(path: Path) -> list[Path]:
     if path.is_file():
         return [part for part in gguf_parts(path) if part.exists()]
     return [path / name for name in ("config.json", *_shards(path))]
+
+
+def adapter_files(path: Path) -> list[Path]:
+    """Return the configuration and the weights of an adapter."""
+    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_TORCH_WEIGHTS)
+    existing = [path / name for name in names if (path / name).exists()]
+    return existing[:2]
 
 
 def stamp_files(paths: list[Path]) -> tuple[int, ...]:

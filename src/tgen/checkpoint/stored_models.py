@@ -16,6 +16,7 @@ from tgen.errors import ModelError, TgenError
 from tgen.storage import files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's
+ADAPTER_TORCH_WEIGHTS = "adapter_model.bin"  # PEFT's before version 0.6
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 _NAME = re.compile(r"\w[\w.+-]*")  # of a folder or file; others are not models'
 _TYPE = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)

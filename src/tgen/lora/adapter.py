@@ -24,10 +24,17 @@ from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import families
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter, join_names
+from tgen.checkpoint.stored_models import (
+    ADAPTER_CONFIG,
+    ADAPTER_TORCH_WEIGHTS,
+    ADAPTER_WEIGHTS,
+    is_adapter,
+    join_names,
+)
 from tgen.checkpoint.tensor_mapping import interleave_qkv, separate_qkv
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
+from tgen.lora.extras import Extras, split_name
 from tgen.lora.layout import Pair, Part, Shape, adapter_layout, changes, check_rank
 from tgen.machine.memory import check_ram
 from tgen.storage import files
@@ -46,19 +53,10 @@ _NO_EFFECT = {
     "ensure_weight_tying",
 }  # fmt: skip
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
-         "init_lora_weights"}  # fmt: skip
-_PASS: dict[str, Any] = {"bias": "none"}  # further values that have no effect
+         "init_lora_weights", "use_dora", "modules_to_save", "trainable_token_indices",
+         "lora_bias"}  # fmt: skip
+_PASS = {"bias": ("none", "all", "lora_only")}  # further values: the tensors say the same
 _CHANGES_BASE = re.compile(r"(pissa|olora|corda|loftq|lora_ga)")  # values of init_lora_weights
-_NOT_PAIRS = {  # parts of tensor names: what they belong to
-    "lora_magnitude_vector": "DoRA (use_dora)",
-    "lora_embedding_": "LoRA on embeddings",
-    "base_layer.": "LoRA on embeddings",
-    "token_adapter": "trainable_token_indices",
-    ".lora_B.bias": "lora_bias",
-    "lm_head.weight": "modules_to_save",
-    "modules_to_save": "modules_to_save",
-    "embed": "modules_to_save",
-}
 # May take exponential time; with (?x:, white space may hide that a quantifier follows a group.
 _UNSAFE_PATTERN = re.compile(r"\s|[)\]][*+?{]|(.*[*+?{]){3}")
 _MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and use the result"
@@ -78,7 +76,8 @@ class Adapter:
     path: Path
     base: str | None  # name or path of the base model
     base_digest: str | None  # see `base_digest`; None: not made by tgen
-    pairs: dict[str, Pair]  # the rows of B in the order of our matrices
+    pairs: dict[str, Pair]  # the rows of B in the order of our matrices; none with `extras`
+    extras: Extras | None = None  # all that it has, if it has more than pairs
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -113,18 +112,21 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     _check_is_adapter(path)
     values = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
     _check_config(path, values)
-    weights = path / ADAPTER_WEIGHTS
-    if not weights.is_file():
-        raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
-    header = safetensors_file.read_header(weights)
+    weights, header = _read_header(path)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
+    base = values.get("base_model_name_or_path")
+    base = base if isinstance(base, str) and base else None
+    head = families.full_name(config, families.head_name(config)).removesuffix(".weight")
     try:
-        for name in header:
-            _check_name(weights, name, sites)
+        more = [name for name in header if _is_extra(weights, name, sites, head)]
         safetensors_file.check_float_dtypes(weights, header)
+        _check_announced(path, values, header)
+        if more:
+            digest = _read_metadata(weights).get(_BASE_DIGEST)
+            return Adapter(path, base, digest, {}, _read_extras(path, values, weights, header))
         ranks = _ranks(path, values, header, sites)
     except _OtherShapeError as error:
-        has_digest = _BASE_DIGEST in safetensors_file.read_metadata(weights)
+        has_digest = _BASE_DIGEST in _read_metadata(weights)
         if model is None or (not has_digest and _is_base(path, model)):
             raise
         raise _other_base_error(path, model, error.message.removeprefix(f"{weights}: ")) from None
@@ -134,23 +136,102 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     pairs = {}
     for name, rank in ranks.items():
         a, b = (to_float32(arrays[_tensor_name(name, which)]) for which in "AB")
-        alpha = _number(path, values, "lora_alpha", 8, pattern="alpha_pattern", name=name)
-        scale = alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
+        scale = _scale(path, values, name, rank)
         pairs[name] = Pair(a, separate_qkv(b, heads.get(name, 0)), scale)
-    digest = safetensors_file.read_metadata(weights).get(_BASE_DIGEST)
-    base = values.get("base_model_name_or_path")
-    return Adapter(path, base if isinstance(base, str) and base else None, digest, pairs)
+    return Adapter(path, base, _read_metadata(weights).get(_BASE_DIGEST), pairs)
+
+
+def _read_header(path: Path) -> tuple[Path, dict[str, safetensors_file.TensorEntry]]:
+    """Return the file of an adapter's weights, and its tensors."""
+    if (file := path / ADAPTER_WEIGHTS).is_file():
+        return file, safetensors_file.read_header(file)
+    if (file := path / ADAPTER_TORCH_WEIGHTS).is_file():
+        from tgen.checkpoint import torch_file
+
+        return file, torch_file.read_header(file)
+    raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
+
+
+def _read_metadata(weights: Path) -> dict[str, str]:
+    return safetensors_file.read_metadata(weights) if weights.name == ADAPTER_WEIGHTS else {}
+
+
+def _check_announced(
+    path: Path, values: Mapping[str, Any], header: Mapping[str, safetensors_file.TensorEntry]
+) -> None:
+    """Raise ModelError if the configuration has something that the tensors lack."""
+    found: dict[str, set[str]] = {}
+    for module, part in (split_name(name.removeprefix(_PREFIX)) for name in header):
+        found.setdefault(part, set()).add(module)
+    needed = {
+        "use_dora": ("magnitude", {*found.get("a", ()), *found.get("embedding a", ())}),
+        "lora_bias": ("pair bias", found.get("a", set())),
+        "trainable_token_indices": ("rows", set()),
+        "modules_to_save": ("weight", set()),
+    }
+    for key, (part, modules) in needed.items():
+        has = found.get(part, set())
+        if bool(values.get(key)) != bool(has) and part != "weight" or modules - has and has:
+            raise ModelError(
+                f"{path / ADAPTER_CONFIG}: {key} and the tensors disagree", "save the adapter again"
+            )
+        if values.get(key) and not has:
+            raise ModelError(f"{str(path)!r} lacks the tensors of {key}", "save the adapter again")
+
+
+def _read_extras(
+    path: Path,
+    values: Mapping[str, Any],
+    weights: Path,
+    header: Mapping[str, safetensors_file.TensorEntry],
+) -> Extras:
+    """Read all tensors of an adapter with more than pairs."""
+    check_ram(sum(entry.end - entry.start for entry in header.values()), f"loading {str(path)!r}")
+    arrays = safetensors_file.read_arrays(weights, header)
+    safetensors_file.check_finite(weights, arrays)
+    parts: dict[str, dict[str, NDArray[np.float32]]] = {}
+    for name, array in arrays.items():
+        module, part = split_name(name.removeprefix(_PREFIX))
+        if part in parts.setdefault(module, {}):
+            raise ModelError(f"{weights}: {name[:200]} is there twice", "save the adapter again")
+        parts[module][part] = to_float32(array)
+    scales = {}
+    for module, own in parts.items():
+        for one, other in (("a", "b"), ("embedding a", "embedding b")):
+            if (one in own) != (other in own):
+                raise ModelError(
+                    f"{weights}: {module[:200]} has only one matrix of a pair",
+                    "save the adapter again: the file is damaged or incomplete",
+                )
+        if (a := own.get("a", own.get("embedding a"))) is not None:
+            b = own.get("b", own.get("embedding b", a))
+            if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+                shapes = f"{list(a.shape)} and {list(b.shape)}"
+                raise ModelError(
+                    f"{weights}: the pair of {module[:200]} has the shapes {shapes}",
+                    "save the adapter again: the file is damaged or incomplete",
+                )
+            scales[module] = _scale(path, values, module, len(a))
+    separate, ids = values.get("modules_to_save"), values.get("trainable_token_indices")
+    return Extras(
+        parts,
+        scales,
+        ids if isinstance(ids, dict | list) else [],
+        separate if isinstance(separate, list) else [],
+    )
+
+
+def _scale(path: Path, values: Mapping[str, Any], name: str, rank: int) -> float:
+    alpha = _number(path, values, "lora_alpha", 8, pattern="alpha_pattern", name=name)
+    return alpha / (math.sqrt(rank) if values.get("use_rslora") else max(rank, 1))
 
 
 def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
     """Return the name of an adapter's base, its rank and the number of its parameters by type,
     without its weights. Raises ModelError."""
-    weights = path / ADAPTER_WEIGHTS
-    if not weights.is_file():
-        raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
+    weights, header = _read_header(path)
     rank = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT).get("r")
     counts: Counter[str] = Counter()
-    header = safetensors_file.read_header(weights)
     safetensors_file.check_float_dtypes(weights, header)
     for entry in header.values():
         counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
@@ -328,27 +409,27 @@ def _check_config(path: Path, values: Mapping[str, Any]) -> None:
         message = f"{file}: init_lora_weights {start[:50]!r} changes the base model"
         raise ModelError(message, "convert it with PEFT's path_initial_model_for_weight_conversion")
     for key, value in values.items():
-        passes = value in (None, False, {}, []) or value == _PASS.get(key)
+        passes = value in (None, False, {}, []) or value in _PASS.get(key, ())
         if key not in _NO_EFFECT | _READ and not passes:
             raise ModelError(f"{file}: {key[:50]} is not supported", _MERGE_HINT)
 
 
-def _check_name(file: Path, name: str, sites: Mapping[str, Part]) -> None:
+def _is_extra(file: Path, name: str, sites: Mapping[str, Part], head: str) -> bool:
+    """Return whether a tensor is something else than a pair of a matrix in the blocks; raises
+    ModelError for tensors that belong to no adapter of this model."""
     match = _TENSOR.fullmatch(name)
     if match and match[1] in sites:
-        return
+        return False
     shown = name[:200]
-    if not match:
-        for part, feature in _NOT_PAIRS.items():
-            if part in name:
-                message = f"{file}: {shown} belongs to {feature}, which is not supported"
-                raise ModelError(message, _MERGE_HINT)
-        if not name.startswith(_PREFIX) and ".lora_" in name:
+    if not name.startswith(_PREFIX):
+        if ".lora_" in name:
             raise ModelError(
                 f"{file}: {shown} lacks the prefix {_PREFIX}",
                 "save it with PEFT's save_pretrained",
             )
         raise ModelError(f"{file}: {shown} is not part of a LoRA adapter", _MERGE_HINT)
+    if not match or match[1] == head:
+        return True
     raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", _OTHER_BASE_HINT)
 
 

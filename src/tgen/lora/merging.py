@@ -12,9 +12,10 @@ from tgen.checkpoint.dtypes import Dtype, cast, to_float32
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.checkpoint.model_dir import ModelBundle, changed_error, stamp_files, stored_dtype
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, is_adapter
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from tgen.config import ModelConfig
 from tgen.lora import adapter as adapters
+from tgen.lora import extras
 from tgen.lora.layout import Pair, adapter_layout, changes
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -59,9 +60,18 @@ def settings_path(path: Path, adapter: Path | None) -> Path:
 def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
     adapter = adapters.read(path, bundle.config, model=bundle.path)
     warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
+    merged = with_settings_of(bundle, path)
+    if adapter.extras is not None:
+        config, arrays = extras.merge(bundle.config, bundle.arrays, adapter.extras)
+        if config.vocab_size != bundle.config.vocab_size and (path / "tokenizer.json").exists():
+            ends = sorted(merged.end_ids)
+            merged = replace(merged, tokenizer=model_dir.read_tokenizer(path, config, None, ends))
+    else:
+        config, arrays = bundle.config, adapters.merge(bundle.config, bundle.arrays, adapter.pairs)
     return replace(
-        with_settings_of(bundle, path),
-        arrays=adapters.merge(bundle.config, bundle.arrays, adapter.pairs),
+        merged,
+        config=config,
+        arrays=arrays,
         base_dtype=stored_dtype(bundle),
         quantized=False,
         warnings=(*bundle.warnings, *warnings),
@@ -74,7 +84,7 @@ def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
     return replace(
         bundle,
         adapter=adapter,
-        stamp=bundle.stamp + stamp_files([adapter / name for name in ADAPTER_FILES]),
+        stamp=bundle.stamp + stamp_files(model_dir.adapter_files(adapter)),
         end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
     )
 

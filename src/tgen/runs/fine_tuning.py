@@ -23,6 +23,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import merging
+from tgen.lora.extras import describe as describe_extras
 from tgen.lora.layout import Pair, new_shapes
 from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state
@@ -103,6 +104,13 @@ def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainCo
     pairs: dict[str, Pair] | None = None
     if path is not None:
         adapter = adapters.read(path, bundle.config, model=bundle.path)
+        if adapter.extras is not None:
+            raise UsageError(
+                f"the adapter {str(path)!r} has {describe_extras(adapter.extras)}, which cannot be "
+                "trained further",
+                f"merge it: tgen export {shlex.quote(str(path))} --merge --to transformers "
+                "--out DIR, and start from DIR",
+            )
         warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
         bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
         bundle = merging.with_settings_of(bundle, path)

@@ -1,0 +1,168 @@
+"""Adapters of PEFT with more than pairs of the matrices in the blocks.
+
+That is DoRA (Liu et al. 2024), pairs of the embedding and the LM head, trained biases, whole
+modules (`modules_to_save`) and rows of the embedding (`trainable_token_indices`). They can be
+merged into the model, by PEFT's formulas for transformers' tensors, but not trained further.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.checkpoint.dtypes import to_float32
+from tgen.checkpoint.hf import families
+from tgen.config import ModelConfig
+from tgen.errors import ModelError
+from tgen.machine.memory import check_ram
+
+Arrays = dict[str, NDArray[Any]]
+
+_PARTS = {  # endings of names: what the tensor is
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_B.bias": "pair bias",
+    ".lora_embedding_A": "embedding a",
+    ".lora_embedding_B": "embedding b",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+    ".token_adapter.trainable_tokens_delta": "rows",
+}
+_WRAPPERS = (".base_layer", ".modules_to_save.default", ".modules_to_save")
+_HINT = "name the base that the adapter was trained on with --model or --from"
+
+
+class Extras(NamedTuple):
+    """The tensors of such an adapter, by module and part, and what its configuration says."""
+
+    parts: dict[str, dict[str, NDArray[np.float32]]]
+    scales: dict[str, float]  # of the pairs, by module
+    token_ids: dict[str, list[int]] | list[int]  # of "rows", by the end of the module's name
+    separate: Sequence[str]  # modules_to_save: they are not tied any more
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the module and the part of a tensor, by its name without PEFT's prefix; the part of a
+    whole tensor is "weight" or its own last name."""
+    for ending, part in _PARTS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending), part
+    module, _, part = name.rpartition(".")
+    for wrapper in _WRAPPERS:
+        module = module.removesuffix(wrapper)
+    return module, part
+
+
+def describe(extras: Extras) -> str:
+    """Return what the adapter has besides pairs of matrices."""
+    found = {part for parts in extras.parts.values() for part in parts}
+    kinds = {
+        "magnitude": "DoRA",
+        "embedding a": "LoRA on embeddings",
+        "pair bias": "lora_bias",
+        "bias": "trained biases",
+        "rows": "trainable_token_indices",
+        "weight": "modules_to_save",
+    }
+    return next((kind for part, kind in kinds.items() if part in found), "LoRA on the LM head")
+
+
+def merge(
+    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], extras: Extras
+) -> tuple[ModelConfig, Arrays]:
+    """Return the config and the float32 arrays of a model with the adapter in it.
+
+    The config differs if the adapter has an embedding of another size, or an LM head that was tied.
+    Raises ModelError for tensors that do not fit the model.
+    """
+    check_ram(8 * sum(array.size for array in arrays.values()), "merging the adapter")
+    floats = {name: to_float32(np.asarray(array)) for name, array in arrays.items()}
+    stored = families.to_hf_arrays(config, floats)
+    weights = {families.full_name(config, name): array for name, array in stored.items()}
+    mappings = families.tensor_mappings(config)
+    embedding = families.full_name(config, mappings[0].theirs[0])
+    head = families.full_name(config, families.head_name(config))
+    transposed = {
+        families.full_name(config, name) for m in mappings if m.transposed for name in m.theirs
+    }
+    if config.tied_embeddings:
+        weights[head] = weights[embedding]
+    tied = (embedding, head) if config.tied_embeddings else (embedding,)
+    for module, parts in extras.parts.items():
+        for part, array in parts.items():
+            if part not in _PARTS.values():
+                name = f"{module}.{part}"
+                shared = name in tied and module.rpartition(".")[2] not in extras.separate
+                _check(weights, name, array, any_rows=name in (embedding, head))
+                weights |= dict.fromkeys(tied if shared else (name,), array)
+    for module, parts in extras.parts.items():
+        if (rows := parts.get("rows")) is not None:
+            ids = _token_ids(extras, module, embedding, rows)
+            for name in tied if f"{module}.weight" in tied else (f"{module}.weight",):
+                matrix = weights.get(name, rows[:0]).copy()
+                if rows.shape != (len(ids), *matrix.shape[1:]) or max(ids) >= len(matrix):
+                    raise ModelError(f"{module}: its trained tokens do not fit the model", _HINT)
+                matrix[ids] = rows
+                weights[name] = matrix
+    for module, parts in extras.parts.items():
+        name = f"{module}.weight"
+        if "a" in parts or "embedding a" in parts:
+            is_embedding, flip = "a" not in parts, name in transposed
+            a, b = (parts[f"embedding {c}" if is_embedding else c] for c in "ab")
+            change = (b @ a) * np.float32(extras.scales[module])
+            change = change.T if is_embedding else change
+            _check(weights, name, change.T if flip else change)
+            matrix = (weights[name].T if flip else weights[name]) + change
+            if (magnitude := parts.get("magnitude")) is not None:
+                norms = np.linalg.norm(matrix, axis=0 if is_embedding else 1, keepdims=True)
+                if magnitude.size != norms.size:
+                    raise ModelError(f"{module}: its DoRA vector does not fit", _HINT)
+                matrix = matrix * (magnitude.reshape(norms.shape) / norms)
+            weights[name] = np.ascontiguousarray(matrix.T) if flip else matrix
+        if (bias := parts.get("pair bias")) is not None:
+            _check(weights, f"{module}.bias", bias)
+            weights[f"{module}.bias"] = (
+                weights[f"{module}.bias"] + np.float32(extras.scales[module]) * bias
+            )
+    if config.tied_embeddings and np.array_equal(weights[head], weights[embedding]):
+        del weights[head]
+    else:
+        config = replace(config, tied_embeddings=False)
+        if len(weights[head]) != len(weights[embedding]):
+            raise ModelError("the adapter's embedding and LM head have different sizes", _HINT)
+    config = replace(config, vocab_size=len(weights[embedding]))
+    theirs = [name for mapping in families.tensor_mappings(config) for name in mapping.theirs]
+    named = {name: weights[families.full_name(config, name)] for name in theirs}
+    return config, families.from_hf_arrays(config, named)
+
+
+def _check(
+    weights: Mapping[str, NDArray[Any]], name: str, array: NDArray[Any], *, any_rows: bool = False
+) -> None:
+    """Raise ModelError unless an array has the shape of one of the model's tensors; a vocabulary
+    may have another size."""
+    if name not in weights:
+        raise ModelError(f"the model has no {name[:200]}, which the adapter changes", _HINT)
+    expected, shape = weights[name].shape, array.shape
+    if shape[any_rows:] != expected[any_rows:] or len(shape) != len(expected):
+        raise ModelError(
+            f"the adapter has {name} of shape {list(shape)} (expected {list(expected)})", _HINT
+        )
+
+
+def _token_ids(
+    extras: Extras, module: str, embedding: str, rows: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """Return the ids of the trained rows of a module."""
+    ids: object = extras.token_ids
+    if isinstance(ids, dict):
+        named = (value for key, value in ids.items() if f".{module}".endswith(f".{key}"))
+        ids = next(named, None)
+    elif f"{module}.weight" != embedding:
+        ids = None
+    valid = isinstance(ids, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in ids)
+    if not valid or not ids or not isinstance(ids, list) or len(ids) != len(rows):
+        raise ModelError(f"{module}: trainable_token_indices does not fit its rows", _HINT)
+    return np.array(ids, np.int64)
