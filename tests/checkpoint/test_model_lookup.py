@@ -272,7 +272,8 @@ def make_checkpoint(path, *, weights="model.safetensors"):
         (path / weights).touch()
 
 
-def test_directory_of_a_trainer_means_its_newest_checkpoint(empty_home):
+@pytest.mark.usefixtures("empty_home")
+def test_directory_of_a_trainer_means_its_newest_checkpoint():
     for name in ("checkpoint-500", "checkpoint-1000", "checkpoint-90", "models/it/checkpoint-7"):
         make_checkpoint(Path("trainer", name) if "/" not in name else Path(name))
     make_checkpoint(Path("trainer/checkpoint-2000"), weights="")  # being written
@@ -283,7 +284,8 @@ def test_directory_of_a_trainer_means_its_newest_checkpoint(empty_home):
     assert find_model("trainer") == (Path("trainer"), "a path")
 
 
-def test_file_of_weights_means_its_directory(empty_home):
+@pytest.mark.usefixtures("empty_home")
+def test_file_of_weights_means_its_directory():
     make_checkpoint(Path("it"), weights="model-00001-of-00002.safetensors")
     make_checkpoint(Path("old"), weights="pytorch_model.bin")
     assert find_model("it/model-00001-of-00002.safetensors").path == Path("it")

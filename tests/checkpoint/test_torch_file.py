@@ -81,7 +81,7 @@ def test_shards_are_read(tokenizer, tmp_path):
     stored = load_file(tmp_path / "it" / "model.safetensors")
     (tmp_path / "it" / "model.safetensors").unlink()
     weight_map = {}
-    for i, (name, array) in enumerate(sorted(stored.items())):
+    for i, name in enumerate(sorted(stored)):
         weight_map[name] = f"pytorch_model-{i % 2 + 1:05}-of-00002.bin"
     for file in set(weight_map.values()):
         shard = {n: torch.from_numpy(stored[n]) for n in stored if weight_map[n] == file}
@@ -166,7 +166,7 @@ def test_a_small_pickle_does_not_copy_a_large_dict(tmp_path):
 def test_other_files_are_named(tmp_path):
     path = tmp_path / "it.bin"
     path.write_bytes(pickle.dumps({"weight": 1}))
-    with pytest.raises(ModelError, match="not a file of torch.save"):
+    with pytest.raises(ModelError, match="not a file of torch"):
         read(path)
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ModelError, match="Git LFS pointer"):

@@ -333,7 +333,9 @@ def test_missing_and_foreign_files_are_refused(tokenizer, tmp_path):
         merging.load(tmp_path / "adapter")
     weights.unlink()
     (tmp_path / "adapter" / "adapter_model.bin").write_bytes(content)
-    with pytest.raises(ModelError, match=r"adapter_model\.bin is not a file of torch\.save") as error:
+    with pytest.raises(
+        ModelError, match=r"adapter_model\.bin is not a file of torch\.save"
+    ) as error:
         merging.load(tmp_path / "adapter")
     assert error.value.hint == "download it again"
     with pytest.raises(ModelError, match="is not an adapter"):

@@ -19,13 +19,20 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 LLAMA = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
 }
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 NEOX = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "max_position_embeddings": 64},
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
 }
 FAN = {"fan_in_fan_out": True, "target_modules": ["c_attn", "c_fc"]}
 Q = {"target_modules": ["q_proj"]}

@@ -63,8 +63,8 @@ _SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
 _CONVERT_TOKENIZER = (
-    "or convert the tokenizer: python -c \"from transformers import AutoTokenizer as A; "
-    "A.from_pretrained({path!r}).save_pretrained({path!r})\""
+    'or convert the tokenizer: python -c "from transformers import AutoTokenizer as A; '
+    'A.from_pretrained({path!r}).save_pretrained({path!r})"'
 )
 _OTHER_COPY = "download the model again: it is damaged"
 _SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.(safetensors|bin)$")

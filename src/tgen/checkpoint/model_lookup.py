@@ -72,9 +72,13 @@ def find_model(name: str | None, *, models: Path = Path("models")) -> ModelLocat
 def newest_checkpoint(path: Path) -> Path | None:
     """Return checkpoint-N with the highest N in a directory that has no model itself; None without
     one that has weights."""
-    if os.path.isfile(path) or any(map(os.path.exists, (path / "config.json", path / ADAPTER_CONFIG))):
+    if os.path.isfile(path) or any(
+        map(os.path.exists, (path / "config.json", path / ADAPTER_CONFIG))
+    ):
         return None
-    steps = {int(match[1]): match[0] for match in map(_CHECKPOINT.fullmatch, entries(path)) if match}
+    steps = {
+        int(match[1]): match[0] for match in map(_CHECKPOINT.fullmatch, entries(path)) if match
+    }
     found = (path / steps[step] for step in sorted(steps, reverse=True))
     return next(
         (folder for folder in found if is_model_directory(folder) and _has_weights(folder)), None

@@ -117,7 +117,7 @@ def read_vectors(path: Path) -> dict[str, Array]:
     vectors: dict[str, Array] = {}
     entries = read_header(path)
     file = files.open_random_access(path)
-    for name, (dtype, shape, start, end) in entries.items():
+    for name, (dtype, shape, start, end, _) in entries.items():
         if len(shape) != 1:
             raise ModelError(f"{path}: {name} has {len(shape)} dimensions (expected 1)", _DAMAGED)
         vector = DiskArray(file, start, shape[0], _DTYPES[dtype])

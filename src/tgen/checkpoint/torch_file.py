@@ -113,7 +113,7 @@ class _LimitedFile:
 
 def _read_zip(file: BinaryIO) -> tuple[Any, dict[str, int]]:
     """Return the content, and the first byte of each storage."""
-    with zipfile.ZipFile(_LimitedFile(file)) as archive:  # type: ignore[call-overload]
+    with zipfile.ZipFile(_LimitedFile(file)) as archive:
         members = {info.filename: info for info in archive.infolist()}
         (main,) = (name for name in members if name.endswith("data.pkl") and name.count("/") < 2)
         root = main.removesuffix("data.pkl")

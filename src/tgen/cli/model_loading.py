@@ -22,7 +22,9 @@ def find_paths(
     if adapter is None:
         path, found_by = find_model(model)
         if found_by == CHECKPOINT:
-            console.print_status(f"note: {model} has only checkpoints: using {path}, the newest", quiet=quiet)
+            console.print_status(
+                f"note: {model} has only checkpoints: using {path}, the newest", quiet=quiet
+            )
         return path, None
     path = find_adapter(adapter)
     return (path, None) if model is None else (find_model(model).path, path)

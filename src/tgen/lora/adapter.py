@@ -171,7 +171,7 @@ def _check_announced(
     }
     for key, (part, modules) in needed.items():
         has = found.get(part, set())
-        if bool(values.get(key)) != bool(has) and part != "weight" or modules - has and has:
+        if (bool(values.get(key)) != bool(has) and part != "weight") or (modules - has and has):
             raise ModelError(
                 f"{path / ADAPTER_CONFIG}: {key} and the tensors disagree", "save the adapter again"
             )

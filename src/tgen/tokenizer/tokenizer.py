@@ -107,8 +107,8 @@ class Tokenizer:
         """Return backends that give this text its ids: with a part of the vocabulary, or all."""
         if (backends := self._all) is not None:
             return backends
-        part, changed = self._merges_of_text, self.spec.normalizers and not text.isascii()
-        changed = changed or self.spec.prefix
+        part = self._merges_of_text
+        changed = bool(self.spec.prefix) or (self.spec.normalizers and not text.isascii())
         if part and not changed and (found := part.find(text, self.added_tokens)):
             tokens, merges = found
             return make_backends(replace(self.spec, vocab=tokens), merges)

@@ -14,7 +14,7 @@ from tgen.runs.removal import remove_model
 gguf = pytest.importorskip("gguf", reason="NO GGUF: split files are not tested")
 
 
-def copy(path, target, *, n_tensors=0, change=None, fields=None, endianess=None):
+def copy(path, target, *, n_tensors=0, change=None, fields=None):
     """Write a GGUF file again with the gguf package, in parts of at most `n_tensors`."""
     source = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(target, "llama", split_max_tensors=n_tensors)

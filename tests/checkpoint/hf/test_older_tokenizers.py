@@ -79,9 +79,14 @@ def train(path, **settings):
     sentencepiece = pytest.importorskip("sentencepiece", reason="NO SENTENCEPIECE")
     (path / "corpus.txt").write_text(CORPUS)
     options = {
-        **{"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "minloglevel": 2},
-        **{"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
-        **{"hard_vocab_limit": False, "character_coverage": 1.0},
+        "model_type": "bpe",
+        "vocab_size": 420,
+        "byte_fallback": True,
+        "minloglevel": 2,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "hard_vocab_limit": False,
+        "character_coverage": 1.0,
     }
     sentencepiece.SentencePieceTrainer.train(
         input=str(path / "corpus.txt"), model_prefix=str(path / "tokenizer"), **options | settings
@@ -123,7 +128,9 @@ def test_other_sentencepiece_models_are_refused_with_the_reason(settings, reason
         read_older_tokenizer(tmp_path, "llama")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x0a\xff\xff", b"\xff" * 50, b"\x0a\x02\x0a\x00", b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x0a\xff\xff", b"\xff" * 50, b"\x0a\x02\x0a\x00", b"{}"]
+)
 def test_damaged_sentencepiece_models_are_an_error(content, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises((ModelError, TokenizerError)):

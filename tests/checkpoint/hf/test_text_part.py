@@ -16,8 +16,12 @@ from tgen.errors import ModelError
 transformers = pytest.importorskip("transformers")
 
 VISION = {
-    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
-    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
 }
 
 
@@ -54,9 +58,7 @@ def test_text_part_has_the_logits_of_transformers(kind, prefix, tokenizer, tmp_p
     theirs.config.save_pretrained(path)
     (path / "tokenizer.json").write_text(tokenizer.json)
     bundle = model_dir.load(path)
-    assert bundle.warnings == (
-        "this is a model with images, of which only the text part is used",
-    )
+    assert bundle.warnings == ("this is a model with images, of which only the text part is used",)
     out = tmp_path / "out"
     export.export_transformers(
         bundle, out, stored="f32", max_shard_bytes=1 << 30, progress=lambda _: None

@@ -5,7 +5,6 @@ Llama 3's RoPE scaling is a tensor of frequency divisors in GGUF, from which it 
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,7 +164,7 @@ def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
     return {}
 
 
-def read_config(path: Path, header: Header) -> ModelConfig:
+def read_config(header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
     _check_is_model(header)
@@ -195,7 +194,7 @@ def read_config(path: Path, header: Header) -> ModelConfig:
     rms = "_rms" if implied["norm"] == "rms_norm" else ""
     values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon")
     if implied["position"] == "rotary":
-        values |= _read_rope(path, header, own, values)
+        values |= _read_rope(header, own, values)
     values |= _read_family(family, own, values)
     if ARCHITECTURES[family].optional_biases:
         values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
@@ -251,13 +250,11 @@ def _read_shape(own: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_rope(
-    path: Path, header: Header, own: Mapping[str, Any], shape: Mapping[str, Any]
-) -> dict[str, Any]:
+def _read_rope(header: Header, own: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of rotary positions; LongRoPE also limits the context length."""
     rotated = _integer(own, "rope.dimension_count", shape["head_dim"])
     theta = _number(own, "rope.freq_base", 10_000.0)
-    scaling = _rope_scaling(path, header, own, theta, rotated)
+    scaling = _rope_scaling(header, own, theta, rotated)
     values: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     if rotated != shape["head_dim"]:
         values["rotary_dim"] = rotated
@@ -296,11 +293,11 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
 
 
 def _rope_scaling(
-    path: Path, header: Header, own: Mapping[str, Any], theta: float, n_rotated: int
+    header: Header, own: Mapping[str, Any], theta: float, n_rotated: int
 ) -> RopeScaling | None:
     entries = header.tensors
     if tensor_names.SHORT_FACTORS in entries and tensor_names.LONG_FACTORS in entries:
-        return _longrope(path, header, own, n_rotated)
+        return _longrope(header, own, n_rotated)
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         if own.get(key, 1.0) != 1.0:
             raise ModelError(f"it has {key}={own[key]!r}"[:200], _UNSUPPORTED)
@@ -334,7 +331,7 @@ def _rope_scaling(
     return infer_scaling(theta, to_float32(np.asarray(divisors)), header.fields)
 
 
-def _longrope(path: Path, header: Header, own: Mapping[str, Any], n_rotated: int) -> RopeScaling:
+def _longrope(header: Header, own: Mapping[str, Any], n_rotated: int) -> RopeScaling:
     names = (tensor_names.SHORT_FACTORS, tensor_names.LONG_FACTORS)
     for name in names:
         if header.tensors[name].shape != (n_rotated // 2,):

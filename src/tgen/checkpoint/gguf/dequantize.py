@@ -35,7 +35,8 @@ def six_bit_factors(packed: Array) -> tuple[Array, Array]:
 
 def _half(blocks: Array, start: int) -> Floats:
     """Return the float16 at a byte of each block as float32, (m, 1)."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+    values: Floats = np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")
+    return values.astype(np.float32)
 
 
 def _bits(packed: Array, width: int, group: int) -> Array:

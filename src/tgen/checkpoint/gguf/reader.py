@@ -30,7 +30,7 @@ def load(
     """
     header = read_header(path)
     with _path_in_errors(path):
-        config = read_config(path, header)
+        config = read_config(header)
         shapes = {name: entry.shape for name, entry in header.tensors.items()}
         tensor_names.check_shapes(config, shapes)
         loaded_tokenizer, ends = _read_tokenizer(header, config)
@@ -49,14 +49,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer alone; errors as `load`."""
     header = read_header(path)
     with _path_in_errors(path):
-        return _read_tokenizer(header, read_config(path, header))[0]
+        return _read_tokenizer(header, read_config(header))[0]
 
 
 def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
     """Return the config and the number of parameters by type, from the header; errors as `load`."""
     header = read_header(path)
     with _path_in_errors(path):
-        config = read_config(path, header)
+        config = read_config(header)
         counts: Counter[str] = Counter()
         for name, entry in header.tensors.items():
             if name not in tensor_names.ROPE_TENSORS:
