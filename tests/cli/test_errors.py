@@ -111,7 +111,7 @@ def test_bad_models(run_here, tmp_path):
     complains(run_here("generate", "-p", "x", "-m", tmp_path / "none"), 1, "does not exist")
     complains(run_here("generate", "-p", "x", "-m", tmp_path / "empty"), 1, "no config.json")
     (tmp_path / "empty" / "pytorch_model.bin").write_bytes(b"")
-    complains(run_here("inspect", "-p", "x", "-m", tmp_path / "empty"), 1, "pickle")
+    complains(run_here("inspect", "-p", "x", "-m", tmp_path / "empty"), 1, "config.json too")
 
 
 def test_no_prompt_at_a_terminal_is_a_hint(monkeypatch, capsys):

@@ -160,3 +160,13 @@ def test_what_does_not_fit_is_an_error(settings, name, shape, reason, tokenizer,
         save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(shape)}, file)
     with pytest.raises(ModelError, match=reason):
         merging.load(tmp_path / "base", adapter=tmp_path / "adapter")
+
+
+def test_such_an_adapter_cannot_be_trained_further(tokenizer, tmp_path, run_here):
+    make_adapter(tmp_path, "llama", False, tokenizer, Q | {"use_dora": True})
+    (tmp_path / "corpus.txt").write_text("What is this? " * 200)
+    options = ("--adapter", tmp_path / "adapter", "--from", tmp_path / "base", "--dry-run")
+    result = run_here("train", tmp_path / "corpus.txt", *options)
+    assert result.returncode == 2
+    assert b"has DoRA, which cannot be trained further" in result.stderr
+    assert b"tgen export" in result.stderr

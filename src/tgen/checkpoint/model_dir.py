@@ -641,6 +641,8 @@ def _missing_hint(path: Path) -> str:
     steps = {name[11:]: path / name for name in os.listdir(path) if name[:11] == "checkpoint-"}
     if numbers := [step for step in steps if step.isdigit() and is_whole(steps[step])]:
         return f"name a checkpoint in it: {steps[max(numbers, key=int)]}"
-    if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
-        return "convert the weights to safetensors: they are pickle files, which can run code"
+    if others := sorted({*path.glob("*.bin"), *path.glob("*.pt*")}):
+        if not (path / "config.json").exists():
+            return "download config.json too"
+        return f"if {others[0].name} has the weights, rename it to {_TORCH_WEIGHTS}"
     return "name the directory that `tgen train` wrote"

@@ -540,8 +540,8 @@ def _name_hint(path: Path) -> str:
 
 
 def _weights_hint(path: Path) -> str:
-    if any(path.glob("*.bin")) or any(path.glob("*.pt*")):
-        return "save the adapter as safetensors: pickle files can run code"
+    if others := sorted({*path.glob("*.bin"), *path.glob("*.pt*")}):
+        return f"if {others[0].name} has the weights, rename it to {ADAPTER_TORCH_WEIGHTS}"
     if (path / "training" / "run.json").exists():
         out = shlex.quote(str(path))
         return f"run `tgen train --resume --out {out}`: the run writes its weights again"
