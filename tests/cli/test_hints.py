@@ -98,7 +98,7 @@ def test_commands_flags_and_values_in_messages_exist():
         parse_overrides({name: "2" if value == "N" else value})
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {extra for extra, _ in find(r"pip install 'tgen-lm\[(\w+)\]'")}
-    assert {"gguf", "serve", "png", "tensorboard"} <= named <= set(extras["optional-dependencies"])
+    assert {"serve", "png", "tensorboard"} <= named <= set(extras["optional-dependencies"])
 
 
 @pytest.fixture

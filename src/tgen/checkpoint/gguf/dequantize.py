@@ -67,7 +67,9 @@ def _q4_1(b: Array) -> Floats:
 
 
 def _five_bits(low: Array, high: Array) -> Array:
-    return _bits(low, 4, 16) | np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    numbers: Array = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    numbers |= _bits(low, 4, 16)
+    return numbers
 
 
 def _q5_0(b: Array) -> Floats:
