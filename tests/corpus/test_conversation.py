@@ -47,8 +47,7 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
         (chat(USER), "no assistant message with weight 1"),
         (chat(USER, ANSWER | {"weight": 0}), "no assistant message with weight 1"),
         (chat(USER, ANSWER, SYSTEM), "message 3 is a system message"),
-        (chat(USER, ANSWER, ANSWER), "messages 2 and 3 are both of the assistant"),
-        (chat(SYSTEM, ANSWER), "message 2 is of the assistant, but no user spoke"),
+        (chat(SYSTEM, ANSWER), "no assistant message with weight 1 after one of the user"),
         (chat(USER | {"role": "human"}), "message 1 has the unknown role 'human'"),
         (chat(USER, ANSWER | {"tool_calls": [1]}), "message 2 has the unknown key 'tool_calls'"),
         (chat(USER | {"content": None}), "message 1 has no content"),
@@ -61,8 +60,6 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
         ([chat(USER, ANSWER)], "not a JSON object"),
         ({"text": "a"}, "a row of text in a file of conversations"),
         ({"txt": "a"}, "not a valid row"),
-        ({"conversations": []}, "the row has conversations"),
-        ({"instruction": "a", "output": "b"}, "the row has an instruction"),
     ],
 )
 def test_invalid_row_is_named_with_its_line(tmp_path, row, words):
@@ -110,12 +107,10 @@ def test_turns_of_one_role_and_empty_answers_are_rows():
     assert parsed.answers == [2]
 
 
-def test_other_formats_are_refused_with_their_conversion(tmp_path):
-    for row in ({"conversations": []}, {"instruction": "a", "input": "", "output": "b"}):
-        with pytest.raises(CorpusError) as error:
-            corpus.read([write(tmp_path / "rows.jsonl", [row])])
-        assert "line 1" in error.value.message
-        assert error.value.hint.startswith("convert the rows: jq -c '{messages: ")
+def test_greeting_is_context_and_each_of_two_answers_is_learned():
+    parsed = parse_conversation(json.dumps(chat(SYSTEM, ANSWER, USER, ANSWER, ANSWER)).encode())
+    assert parsed.messages == [SYSTEM, ANSWER, USER, ANSWER, ANSWER]
+    assert parsed.answers == [3, 4]
 
 
 def test_conversations_and_text_cannot_be_mixed(tmp_path):
@@ -151,15 +146,3 @@ def test_place_of_a_row_counts_empty_lines(tmp_path):
     table = read.documents.table
     places = [table.describe(i).rpartition("/")[2] for i in np.arange(4).tolist()]
     assert places == ["a.jsonl, line 2", "a.jsonl, line 4", "a.jsonl, line 5", "b.jsonl, line 1"]
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [('{\n  "text": "a"\n}', "."), ('[\n{"text": "a"}]', ".[]"), ('[{"text": "a"}]', ".[]")],
-)
-def test_objects_on_several_lines_and_lists_get_a_command(text, values, tmp_path):
-    path = tmp_path / "rows.JSONL"
-    path.write_text(text)
-    with pytest.raises(CorpusError) as error:
-        corpus.read([str(path)])
-    assert error.value.hint == f"write one object per line: jq -c '{values}' FILE"

@@ -15,15 +15,6 @@ _EXAMPLE = (
     'write {"messages": [{"role": "user", "content": "..."}, '
     '{"role": "assistant", "content": "..."}]} on each line'
 )
-_FROM_SHAREGPT = (
-    'convert the rows: jq -c \'{messages: [.conversations[] | {role: ({human: "user", '
-    'gpt: "assistant"}[.from] // .from), content: .value}]}\' rows.jsonl > chats.jsonl'
-)
-_FROM_ALPACA = (
-    'convert the rows: jq -c \'{messages: [{role: "user", content: ([.instruction, .input // ""] | '
-    'map(select(. != "")) | join("\\n\\n"))}, {role: "assistant", content: .output}]}\' '
-    "rows.jsonl > chats.jsonl"
-)
 
 
 class Conversation(NamedTuple):
@@ -56,10 +47,10 @@ def parse_conversation(line: bytes) -> Conversation:
             "describe the tools in the system message, and remove the key",
         )
     if "messages" in row:
-        return _check_messages(row["messages"])
+        return check_messages(row["messages"])
     if "prompt" in row and "completion" in row:
         pair = [("user", row["prompt"]), ("assistant", row["completion"])]
-        return _check_messages([{"role": role, "content": text} for role, text in pair])
+        return check_messages([{"role": role, "content": text} for role, text in pair])
     raise invalid_row_error(line, _EXAMPLE)
 
 
@@ -69,10 +60,6 @@ def invalid_row_error(line: bytes, example: str) -> CorpusError:
         keys = _parse_object(line, example).keys()
     except CorpusError as error:
         return error
-    if "conversations" in keys:
-        return CorpusError("the row has conversations (expected messages)", _FROM_SHAREGPT)
-    if {"instruction", "output"} <= keys:
-        return CorpusError("the row has an instruction (expected messages)", _FROM_ALPACA)
     if "messages" in keys:
         return CorpusError(
             "a row of messages, but the first row of the file has none",
@@ -95,9 +82,6 @@ def _parse_object(line: bytes, example: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         what = f"not valid JSON: {error.msg} at column {error.colno:,} (got {_shown(line)})"
         hint = "complete or remove the line: each is one JSON object"
-        if line.strip() in (b"{", b"[", b"[{"):  # the first line of several
-            values = "." if line.startswith(b"{") else ".[]"
-            hint = f"write one object per line: jq -c '{values}' FILE"
         raise CorpusError(what, hint) from None
     except UnicodeDecodeError:
         raise CorpusError(f"not UTF-8 (got {_shown(line)})", "save the file as UTF-8") from None
@@ -106,26 +90,35 @@ def _parse_object(line: bytes, example: str) -> dict[str, Any]:
             "a number is too long, or the nesting too deep", "shorten or remove the row"
         ) from None
     if not isinstance(row, dict):
-        if isinstance(row, list) and row and isinstance(row[0], dict):
-            example = "write one object per line: jq -c '.[]' FILE"
         raise CorpusError(f"not a JSON object (got {_shown(line)})", example)
     return row
 
 
-def _check_messages(messages: Any) -> Conversation:
+def check_messages(messages: Any) -> Conversation:
+    """Return a row's messages and the answers to learn: those after a user's message.
+
+    An answer before it is a greeting, which is context. Raises CorpusError.
+    """
     if not isinstance(messages, list) or not messages:
         raise CorpusError("messages is not a list of messages", _EXAMPLE)
     checked: list[dict[str, str]] = []
     answers = []
+    was_asked = False
     for number, message in enumerate(messages, 1):
         role, content, weight = _check_message(number, message)
-        _check_order(number, role, checked)
-        if weight:
+        if role == "system" and checked:
+            raise CorpusError(
+                f"message {number} is a system message (only the first may be)",
+                "move it to the start of the row",
+            )
+        was_asked = was_asked or role in ("user", "tool")
+        if weight and was_asked:
             answers.append(len(checked))
         checked.append({"role": role, "content": content})
     if not answers:
         raise CorpusError(
-            "no assistant message with weight 1, so nothing to learn", "remove the row"
+            "no assistant message with weight 1 after one of the user, so nothing to learn",
+            "remove the row",
         )
     return Conversation(checked, answers)
 
@@ -164,24 +157,6 @@ def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
             f"message {number} of the {role} has a weight", "remove it: only answers are learned"
         )
     return role, content, role == "assistant" and weight == 1
-
-
-def _check_order(number: int, role: str, before: list[dict[str, str]]) -> None:
-    last = before[-1]["role"] if before else None
-    if role == "system" and before:
-        raise CorpusError(
-            f"message {number} is a system message (only the first may be)",
-            "move it to the start of the row",
-        )
-    if role == "assistant" and last == "assistant":
-        raise CorpusError(
-            f"messages {number - 1} and {number} are both of the assistant", "join them into one"
-        )
-    if role == "assistant" and last in (None, "system"):
-        raise CorpusError(
-            f"message {number} is of the assistant, but no user spoke before it",
-            "put a user message before it",
-        )
 
 
 def _shown(line: bytes) -> str:

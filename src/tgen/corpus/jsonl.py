@@ -33,7 +33,7 @@ def parse_row(line: bytes) -> tuple[bytes, ...] | None:
 
 def find_rows(source: Source) -> Iterator[Location]:
     """Yield the location and content of each row; CorpusError for an invalid one."""
-    for number, (start, line) in enumerate(_read_lines(source), 1):
+    for number, (start, line) in enumerate(read_lines(source), 1):
         if line.strip():
             line = line.rstrip(b"\r\n")
             parts = parse_row(line)
@@ -45,7 +45,7 @@ def find_rows(source: Source) -> Iterator[Location]:
 
 def find_conversations(source: Source) -> Iterator[Location]:
     """Yield the location and content of each conversation; CorpusError for an invalid one."""
-    for number, (start, line) in enumerate(_read_lines(source), 1):
+    for number, (start, line) in enumerate(read_lines(source), 1):
         if line.strip():
             line = line.rstrip(b"\r\n")
             try:
@@ -61,10 +61,10 @@ def _in_line(source: Source, number: int, error: CorpusError) -> CorpusError:
 
 def line_number(source: Source, position: int) -> int:
     """Return the number, from 1, of the line that starts at a byte."""
-    return 1 + sum(1 for _ in takewhile(lambda line: line[0] < position, _read_lines(source)))
+    return 1 + sum(1 for _ in takewhile(lambda line: line[0] < position, read_lines(source)))
 
 
-def _read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+def read_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Yield each line with its line break, and its start."""
     start = position = 0
     unfinished: list[bytes] = []  # joined once: a long line takes many reads
@@ -127,7 +127,7 @@ def _is_row(line: bytes) -> bool:
 
 def contains_conversations(source: Source) -> bool:
     """Return whether the first row of a JSONL source has messages."""
-    lines = (line for _, line in _read_lines(source) if line.strip())
+    lines = (line for _, line in read_lines(source) if line.strip())
     return is_conversation(next(lines, b""))
 
 

@@ -109,6 +109,10 @@ class RandomAccessFile:
         """Write all of `content` to the end of an `open_temporary` file."""
         _write_all(self._file.fileno(), content)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file, whose position is its start or its end."""
+        return self._file.fileno()
+
     @property
     def stamp(self) -> tuple[int, int, int]:
         """Size, modification time in nanoseconds and inode; they change with the content."""

@@ -1,0 +1,233 @@
+"""Tables: the rows of CSV, TSV, parquet and Arrow files as objects, one at a time.
+
+CSV is read by the standard library. Its delimiter is the one that splits the first records into
+equally many cells. Parquet and Arrow files are read by pyarrow in a process of its own.
+"""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from tgen.corpus.jsonl import read_lines
+from tgen.corpus.sources import Source
+from tgen.errors import CorpusError
+from tgen.storage import files
+
+KINDS = ("csv", "tsv", "parquet", "arrow")
+_DELIMITERS = ",;\t|"
+_MAX_CELL = 1 << 24  # characters
+_MAX_RECORD = 1 << 27  # bytes of a row that the other process sends
+_SAMPLE_BYTES = 1 << 18  # that tell the dialect
+_SAMPLE_RECORDS = 50
+_COPY = 1 << 22  # bytes per read
+_MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
+_MAX_EXPANSION = 100
+_MAX_HEADING = 64  # characters of a column's name
+_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Excel's
+_NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
+
+
+class Dialect(NamedTuple):
+    """How a table separates its cells."""
+
+    delimiter: str
+    quoted: bool  # cells may be in quotes
+    escaped: bool  # quotes in cells have a backslash, as Spark and MySQL write them
+
+    def reader(self, lines: Iterable[str]) -> "csv._reader":
+        """Return a reader of records that are valid."""
+        return csv.reader(
+            (line.replace('\\"', '""') for line in lines) if self.escaped else lines,
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
+
+
+class NumberedRow(NamedTuple):
+    """A row: its number in its file, its value or what is wrong with it, and, if it is a line, its
+    start and its bytes."""
+
+    number: int
+    value: Any
+    line: tuple[int, bytes] | None = None
+
+
+def table_kind(name: str, head: bytes) -> str | None:
+    """Return the kind of a table by its name and first bytes; None for another file."""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    is_stream = head[:4] == b"\xff\xff\xff\xff" and name.endswith((".arrow", ".arrows", ".ipc"))
+    if head.startswith((b"ARROW1\0\0", b"FEA1")) or is_stream:
+        return "arrow"
+    if name.endswith(".csv"):
+        return "csv"
+    return "tsv" if name.endswith((".tsv", ".tab")) else None
+
+
+def read_table(
+    source: Source, kind: str, report: Callable[[int], None] = lambda _: None
+) -> Iterator[NumberedRow]:
+    """Yield the rows of a table of one of `KINDS`; `report` gets the bytes that are done.
+
+    Raises CorpusError if it cannot be read.
+    """
+    if kind in ("parquet", "arrow"):
+        return _read_columns(source, kind)
+    return _read_csv(source, report)
+
+
+def _read_csv(source: Source, report: Callable[[int], None]) -> Iterator[NumberedRow]:
+    csv.field_size_limit(_MAX_CELL)
+    head = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
+    n_skipped, dialect = _find_dialect(head, len(head) < source.n_bytes)
+    record = 0  # start of the current one
+
+    def lines() -> Iterator[str]:
+        for start, line in islice(read_lines(source), n_skipped, None):
+            if start - record > _MAX_RECORD:
+                hint = "close the quotes of its cells"
+                raise CorpusError(
+                    f"{source.name} has a row of more than {_MAX_RECORD:,} bytes", hint
+                )
+            place[0] = start + len(line)
+            yield line.decode("utf-8-sig" if start == 0 else "utf-8").replace("\0", "")
+
+    place = [0]
+    reader = dialect.reader(lines())
+    columns: list[str] = []
+    while True:
+        number, record = n_skipped + reader.line_num + 1, place[0]
+        report(record)
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except UnicodeDecodeError:
+            number = n_skipped + reader.line_num + 1
+            hint = "add --encoding NAME, or save the file as UTF-8"
+            raise CorpusError(f"{source.name}, line {number:,}: not UTF-8", hint) from None
+        except csv.Error as error:
+            hint = "write cells with quotes or line breaks in quotes, and double their quotes"
+            yield NumberedRow(number, CorpusError(f"not valid CSV: {error}", hint))
+            continue
+        if not cells:
+            continue
+        if not columns:
+            columns, is_header = _name_columns(cells)
+            if is_header:
+                continue
+        if len(cells) == len(columns):
+            yield NumberedRow(number, dict(zip(columns, cells, strict=True)))
+        else:
+            what = f"{len(cells)} cells (the header has {len(columns)})"
+            hint = f"write cells that have a {dialect.delimiter!r} in quotes"
+            yield NumberedRow(number, CorpusError(what, hint))
+
+
+def _find_dialect(head: str, is_cut: bool) -> tuple[int, Dialect]:
+    """Return the number of lines before the table, and the dialect in which most of the first
+    records have as many cells as the first."""
+    lines = head.splitlines(keepends=True)
+    if is_cut and len(lines) > 1:
+        del lines[-1]
+    delimiters, n_skipped = _DELIMITERS, 0
+    if lines and (match := _SEPARATOR_LINE.fullmatch(lines[0])):
+        delimiters, n_skipped = match[1], 1
+    dialects = [
+        Dialect(delimiter, quoted, escaped)
+        for delimiter in delimiters
+        for quoted in ((True, False) if delimiter == "\t" else (True,))
+        for escaped in ((False, True) if quoted and '\\"' in head else (False,))
+    ]
+    return n_skipped, max(dialects, key=lambda dialect: _fit(lines[n_skipped:], dialect))
+
+
+def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int]:
+    """Return whether there are several columns, the share of records with as many cells as the
+    first, and their number."""
+    reader = dialect.reader(lines)
+    widths = []
+    while len(widths) < _SAMPLE_RECORDS:
+        try:
+            if cells := next(reader):
+                widths.append(len(cells))
+        except StopIteration:
+            break
+        except csv.Error:
+            if reader.line_num < len(lines):  # the last record may be cut
+                widths.append(0)
+    width = widths[0] if widths else 0
+    return width > 1, widths.count(width) / max(1, len(widths)), width
+
+
+def _name_columns(cells: list[str]) -> tuple[list[str], bool]:
+    """Return the names of columns, and whether the first record has them: short texts. A column
+    without a name of its own has its number."""
+    named = [cell.strip() for cell in cells if cell.strip()]
+    is_header = bool(named) and not any(
+        len(name) > _MAX_HEADING or _NUMBER.fullmatch(name) for name in named
+    )
+    names = dict.fromkeys(named) if is_header else {}
+    columns = []
+    for number, cell in enumerate(cells, 1):
+        columns.append(cell.strip() if cell.strip() in names else str(number))
+        names.pop(cell.strip(), None)
+    return columns, is_header
+
+
+def _read_columns(source: Source, kind: str) -> Iterator[NumberedRow]:
+    """Yield the rows of a parquet or an Arrow file, which a process of its own reads."""
+    if find_spec("pyarrow") is None:
+        raise CorpusError(
+            f"{source.name} is a {kind} file, which needs pyarrow",
+            "pip install 'tgen-lm[tables]', or save the table as CSV",
+        )
+    copy = files.open_temporary(None)
+    for start in range(0, source.n_bytes, _COPY):
+        copy.append(source.read(start, _COPY))
+    child = subprocess.Popen(
+        # -P: do not import from the current directory.
+        [sys.executable, "-P", "-m", "tgen.corpus.table_child", kind],
+        stdin=copy.fileno(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert child.stdout
+    columns: list[str] | None = None
+    ended = False
+    n_bytes, limit = 0, _MAX_TABLE + _MAX_EXPANSION * source.n_bytes
+    try:
+        for number in count(0):
+            line = child.stdout.readline(_MAX_RECORD)
+            n_bytes += len(line)
+            if n_bytes > limit:
+                what = f"{source.name} expands to more than {limit:,} bytes"
+                raise CorpusError(what, "save the columns to train on as CSV")
+            value = json.loads(line) if line.endswith(b"\n") else None
+            if isinstance(value, str):
+                raise CorpusError(f"cannot read {source.name}: {value}", "write the file again")
+            if value is None:
+                ended = child.wait() == 0 and not line
+                break
+            if columns is None:
+                columns = value
+            else:
+                yield NumberedRow(number, dict(zip(columns, value, strict=True)))
+    finally:
+        child.kill()
+        child.communicate()
+    if not ended:
+        raise CorpusError(
+            f"cannot read {source.name}: it is damaged, or has a row of more than "
+            f"{_MAX_RECORD:,} bytes",
+            "write the file again, or save the table as CSV",
+        )

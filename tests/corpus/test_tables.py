@@ -1,0 +1,141 @@
+"""Tables: CSV and TSV in the dialects that programs write, parquet and Arrow."""
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tgen.corpus import tables
+from tgen.corpus.rows import convert_rows, row_kind
+from tgen.corpus.sources import Source
+from tgen.errors import CorpusError
+
+TEXTS = ['the "king",\nsaid; a|b\tc', "日本 é", "x", 'a "b"', ""]
+
+
+def read(content, name="a.csv", **options):
+    """Convert a table; return its form, notes and rows."""
+    content = content.encode() if isinstance(content, str) else content
+    kind = row_kind(name, content[:65536])
+    converted = convert_rows(Source(name, content), kind, **options)
+    lines = converted.spool.read(0, 1 << 27).splitlines()
+    return converted.form, converted.notes, [json.loads(line) for line in lines]
+
+
+def write(records, **dialect):
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, **dialect).writerows(records)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("delimiter", list(",;\t|"))
+@pytest.mark.parametrize("dialect", [{}, {"quoting": csv.QUOTE_ALL}, {"lineterminator": "\n"}])
+@pytest.mark.parametrize("begin", ["", "\ufeff", "sep"])
+def test_dialect_is_recognized(delimiter, dialect, begin):
+    records = [["id", "text", "n"], *([i, text, 2] for i, text in enumerate(TEXTS))]
+    begin = f"sep={delimiter}\r\n" if begin == "sep" else begin
+    form, notes, found = read(begin + write(records, delimiter=delimiter, **dialect))
+    assert form == "text"
+    assert notes == ["1 empty row left out", "keys that are not used: id, n"]
+    assert found == [{"text": text} for text in TEXTS if text]
+
+
+def test_quotes_that_are_escaped_or_plain():
+    escaped = '"id","text"\n"1","the \\"king\\", said"\n"2","a"\n'
+    assert read(escaped)[2] == [{"text": 'the "king", said'}, {"text": "a"}]
+    plain = 'id\ttext\n1\t"So," he said\n2\t"a\n'
+    assert read(plain, "a.tsv")[2] == [{"text": '"So," he said'}, {"text": '"a'}]
+
+
+def test_columns_have_names_or_numbers():
+    assert read("name\nemma\nava\n")[0] == "text of the column 'name'"
+    assert read("1,a long text of several words\n2,another long text of words\n")[2][0] == {
+        "text": "a long text of several words"
+    }
+    assert read(",Text,Text\n0,a,b\n", text_column="3")[2] == [{"text": "b"}]
+    assert read("Question,Answer\na,b\n")[2] == [{"prompt": "a", "completion": "b"}]
+    messages = json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    assert read(write([["messages"], [messages]]))[2] == [{"messages": json.loads(messages)}]
+    one, other = ("a long text of several words", "another long text of words")
+    with pytest.raises(CorpusError, match=rf"no known form: one \('{one}'\), two \('{other}'\)"):
+        read(f"one,two\n{one},{other}\n")
+
+
+def test_bad_records_have_their_lines():
+    text = 'id,text\n1,"a\nb"\n2,too,many\n3,"c" d\n4,e\n5,"open\n'
+    with pytest.raises(CorpusError, match=r"a\.csv: 3 of 5 rows are not valid") as error:
+        read(text)
+    for words in ("line 4: 3 cells (the header has 2)", "line 5: not valid CSV", "line 7: not v"):
+        assert words in error.value.message
+    assert read(text, skip_bad_rows=True)[2] == [{"text": "a\nb"}, {"text": "e"}]
+    with pytest.raises(CorpusError, match="line 3: not UTF-8") as error:
+        read("id,text\n1,a\n2,é\n".encode("latin-1"))
+    assert "--encoding" in error.value.hint
+
+
+def test_a_quote_that_is_never_closed_is_bounded(monkeypatch):
+    monkeypatch.setattr(tables, "_MAX_RECORD", 100)
+    with pytest.raises(CorpusError, match="has a row of more than 100 bytes"):
+        read('text,n\n"' + "a\n" * 200)
+    assert len(read("text,n\n" + "a,1\n" * 200)[2]) == 200
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(records=st.lists(st.tuples(cells, cells), min_size=1, max_size=6))
+def test_cells_come_back(records):
+    text = write([["prompt", "completion"], *records], quoting=csv.QUOTE_ALL)
+    expected = [{"prompt": q, "completion": a} for q, a in records if a]
+    assert read(text)[2] == expected
+
+
+@pytest.fixture
+def table():
+    pyarrow = pytest.importorskip("pyarrow")
+    messages = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]] * 300
+    texts = pyarrow.array([f"text {i}" for i in range(300)]).dictionary_encode()
+    pictures = pyarrow.array([b"\xff"] * 300)
+    return pyarrow.table({"text": texts, "messages": messages, "picture": pictures})
+
+
+def to_bytes(table, kind):
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    sink = pyarrow.BufferOutputStream()
+    if kind == "parquet":
+        parquet.write_table(table, sink)
+    else:
+        new = {"file": ipc.new_file, "stream": ipc.new_stream}[kind]
+        with new(sink, table.schema) as writer:
+            writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_parquet_and_arrow_have_their_rows(table):
+    messages = table.column("messages").to_pylist()
+    for kind, name in (("parquet", "a"), ("file", "a.feather"), ("stream", "a.arrow")):
+        content = to_bytes(table, kind)
+        form, notes, found = read(content, name)
+        assert (form, notes) == ("messages", ["keys that are not used: picture, text"])
+        assert [row["messages"] for row in found] == messages
+    assert read(content, name, text_column="text")[2][299] == {"text": "text 299"}
+
+
+def test_damaged_parquet_is_an_error(table, monkeypatch):
+    content = to_bytes(table, "parquet")
+    for damaged in (content[:100], b"PAR1" + bytes(100) + b"PAR1", content[:-200] + b"x" * 200):
+        with pytest.raises(CorpusError, match=r"cannot read a\.parquet"):
+            read(damaged, "a.parquet")
+    monkeypatch.setattr(tables, "_MAX_TABLE", 100 - 100 * len(content))
+    with pytest.raises(CorpusError, match="expands to more than 100 bytes"):
+        read(content, "a.parquet")
+    monkeypatch.setattr(tables, "find_spec", lambda _: None)
+    with pytest.raises(CorpusError, match="needs pyarrow") as error:
+        read(content, "a.parquet")
+    assert "pip install 'tgen-lm[tables]'" in error.value.hint
