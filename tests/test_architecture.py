@@ -60,6 +60,7 @@ LIBRARIES = {
     "jinja2": "chat drawing/page",
     "PIL": "drawing",
     "gguf": "checkpoint/gguf",
+    "pyarrow": "corpus/table_child",
     "transformers": "benchmark/other_engines api",
     "llama_cpp": "benchmark/other_engines",
     "llguidance": "generation",

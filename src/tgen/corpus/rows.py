@@ -209,27 +209,31 @@ class _Conversion:
             if self._spool is not None:
                 self._write(b"\n")
             return
+        if isinstance(row.value, CorpusError):
+            self._add_bad(row, row.value)
+            return
+        if self._is_table and self._is_empty(row.value):
+            self._n_empty += 1
+            return
         try:
-            if isinstance(row.value, CorpusError):
-                raise row.value
-            if self._is_table and self._is_empty(row.value):
-                self._n_empty += 1
-                return
             canonical = self._canonical(row.value)
         except PreferenceError as error:
             raise CorpusError(f"{self._source.name} has {error.message}", error.hint) from None
         except CorpusError as error:
-            self._n_bad += 1
-            if len(self._bad) < _MAX_BAD:
-                self._bad.append((row.number, error.message, error.hint))
-            if self._is_lines:
-                self._write(b"\n", row.line)  # later rows keep the numbers of their lines
+            self._add_bad(row, error)
             return
         if canonical is not row.value:
             self._write(_dump(canonical), row.line)
         elif self._spool is not None:
             assert row.line is not None
             self._write(row.line[1].rstrip(b"\r\n") + b"\n")
+
+    def _add_bad(self, row: NumberedRow, error: CorpusError) -> None:
+        self._n_bad += 1
+        if len(self._bad) < _MAX_BAD:
+            self._bad.append((row.number, error.message, error.hint))
+        if self._is_lines:
+            self._write(b"\n", row.line)  # later rows keep the numbers of their lines
 
     def _canonical(self, value: Any) -> Row:
         """Return the canonical row of a value, which is the value itself if it already is."""

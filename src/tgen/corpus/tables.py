@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tgen.corpus.jsonl import read_lines
@@ -194,8 +195,8 @@ def _read_columns(source: Source, kind: str) -> Iterator[NumberedRow]:
     for start in range(0, source.n_bytes, _COPY):
         copy.append(source.read(start, _COPY))
     child = subprocess.Popen(
-        # -P: do not import from the current directory.
-        [sys.executable, "-P", "-m", "tgen.corpus.table_child", kind],
+        # -P: do not import from the script's directory; as a script, it imports pyarrow alone.
+        [sys.executable, "-P", str(Path(__file__).with_name("table_child.py")), kind],
         stdin=copy.fileno(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
