@@ -294,10 +294,20 @@ def test_rows_that_cannot_be_learned_are_refused(model, tmp_path):
         plan_of(
             request(tmp_path, source, [[*user("c" * 900 + str(i)), ROWS[0][1]] for i in range(3)])
         )
-    with pytest.raises(UsageError, match="conversations need a model to fine-tune"):
-        plan_of(request(tmp_path, None))
     with pytest.raises(UsageError, match="bpe_dropout cannot be combined with conversations"):
         plan_of(request(tmp_path, source, overrides={"bpe_dropout": "0.1"}))
+
+
+def test_new_model_learns_conversations_with_the_plain_template(tmp_path):
+    plan = plan_of(request(tmp_path, None))
+    question, answer = (message["content"] for message in ROWS[0])
+    (context, asked), (learned, in_loss) = [(part.text, part.in_loss) for part in plan.rows.first_row]
+    assert context.startswith("Q: ")
+    assert context.endswith("\nA:")
+    assert learned.endswith("<|endoftext|>")
+    assert (asked, in_loss) == (False, True)
+    assert len(question) > 0 < len(answer)
+    assert plan.tokenizer in ("char", "bpe")
 
 
 def test_prompts_and_completions_are_chats_if_asked(model, tmp_path):

@@ -113,6 +113,8 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
     eval_tokens = _choose_eval_tokens(run, budget)
     eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
     why_start, why_bpe_dropout = "tied embeddings start at random", "the tokenizer has no merges"
+    if inputs.train_rows is not None:
+        why_bpe_dropout = "rows of conversations have none"
     if bigram_start:
         why_start = "embedding and LM head predict as the text's pairs do"
     elif untied:

@@ -144,6 +144,8 @@ def _choose_context(
 ) -> tuple[int, str]:
     """Return a new model's context length and the reason."""
     longest = inputs.train_tokens - 1
+    if inputs.train_rows is not None:  # windows are filled up
+        return fields["context_length"], "for whole rows"
     if "context_length" in fields:
         wanted: int = fields["context_length"]
         if wanted > longest:

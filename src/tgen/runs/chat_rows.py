@@ -26,13 +26,20 @@ from tgen.checkpoint.chat_template import (
     read_chat_template,
     special_tokens,
 )
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
-from tgen.runs.tokenizing import PhaseProgress, PreparedText, replacement_notes
+from tgen.runs.tokenizing import (
+    TOKENIZER_BYTES,
+    PhaseProgress,
+    PreparedText,
+    choose_tokenizer,
+    replacement_notes,
+)
 from tgen.storage import files
 from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
@@ -54,7 +61,7 @@ class _RowTokens(NamedTuple):
 
 def prepare_rows(
     request: RunRequest,
-    source: model_dir.ModelBundle,
+    source: model_dir.ModelBundle | None,
     text: Corpus,
     config: TrainConfig,
     *,
@@ -64,38 +71,63 @@ def prepare_rows(
 ) -> Generator[PhaseReport, None, PreparedText]:
     """Split and tokenize conversations, and close the corpus.
 
-    `context_length` is the user's. Raise CorpusError for a row that the template does not accept or
-    if no row fits into a window, ModelError if there is no template.
+    Without a `source` to fine-tune, the tokenizer is a new one, and the template is the plain one
+    unless the user names another. `context_length` is the user's. Raise CorpusError for a row that
+    the template does not accept or if no row fits into a window, ModelError if there is no
+    template.
     """
     check_no_bpe_dropout(config)
-    template = _choose_template(request.template, source)
+    limit = context_length or _LONG_WINDOW
+    if source is None:
+        yield PhaseReport(phase="training the tokenizer")
+        train = corpus.split_rows(text, config.val_fraction).train
+        tokenizer, choice = choose_tokenizer(request, _sample_texts(train), train.n_bytes)
+        given = _new_template(request.template or PLAIN, tokenizer)
+        end_ids = [i for i in [tokenizer.end_of_text] if i is not None]
+    else:
+        tokenizer, choice = source.tokenizer, None
+        given, end_ids = _choose_template(request.template, source), sorted(source.end_ids)
+        limit = min(limit, source.config.context_length)
     record = ChatRecord(
-        template=template.source,
-        variables=template.variables,
+        template=given.source,
+        variables=given.variables,
         date=datetime.now().isoformat(timespec="seconds"),
-        end_ids=sorted(source.end_ids),
+        end_ids=end_ids,
     )
-    limit = min(context_length or _LONG_WINDOW, source.config.context_length)
     rows = yield from tokenize_rows(
         text,
         record,
-        source.tokenizer,
+        tokenizer,
         config,
         context_length=limit,
         max_bytes=max_bytes,
         folder=folder,
     )
-    inherited = model_dir.inherited_settings(source)
-    if request.template is not None:
-        inherited = inherited.with_template(template.source)
+    if source is None:
+        inherited = InheritedSettings(end_ids=end_ids, chat_template=given.source)
+        rows = rows._replace(tokenizer_choice=choice or rows.tokenizer_choice)
+    else:
+        inherited = model_dir.inherited_settings(source)
+        if request.template is not None:
+            inherited = inherited.with_template(given.source)
     assert rows.chat is not None
-    if rows.chat.end_id not in source.end_ids:
+    if rows.chat.end_id not in end_ids:
         inherited = inherited.with_end(rows.chat.end_id)
     if context_length is None:  # windows as long as the longest row: less padding
         assert rows.context_length is not None
         longest = 1 << (rows.context_length - 1).bit_length()
         limit = min(limit, max(_SHORT_WINDOW, longest))
     return rows._replace(inherited=inherited, context_length=limit)
+
+
+def _sample_texts(rows: Documents) -> list[bytes]:
+    """Return texts of rows as the plain template has them, to train a tokenizer on."""
+    texts = []
+    for (line,) in _subsample(rows, TOKENIZER_BYTES):
+        for message in corpus.parse_conversation(line[:]).messages:
+            begin = {"user": "Q: ", "assistant": "A: "}.get(message["role"], "")
+            texts.append(f"{begin}{message['content']}\n".encode("utf-8", "surrogatepass"))
+    return texts
 
 
 def tokenize_rows(
@@ -204,30 +236,38 @@ def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokeni
 
 def _choose_template(given: str | None, source: model_dir.ModelBundle) -> ChatTemplate:
     """Return the template of --template, else the model's."""
-    if given is None:
-        if chat_template_source(source.settings_path) is None:
-            raise ModelError(
-                f"{str(source.settings_path)!r} has no usable chat template",
-                "add --template plain, or --template FILE with a Jinja template",
-            )
-        return read_chat_template(source.settings_path)
+    if given is not None:
+        return _new_template(given, source.tokenizer, source.settings_path)
+    if chat_template_source(source.settings_path) is None:
+        raise ModelError(
+            f"{str(source.settings_path)!r} has no usable chat template",
+            "add --template plain, or --template FILE with a Jinja template",
+        )
+    return read_chat_template(source.settings_path)
+
+
+def _new_template(given: str, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate:
+    """Return the template of --template for a tokenizer and the special tokens of the model at
+    `path`, if any."""
+    end_id = tokenizer.end_of_text
+    end = "" if end_id is None else tokenizer.id_to_token(end_id) or ""
+    variables = {"eos_token": end} if path is None else special_tokens(path)
     if given != PLAIN:
         try:
             content = files.read(Path(given), limit=_MAX_TEMPLATE_BYTES)
-            return ChatTemplate(content.decode(), special_tokens(source.settings_path))
+            return ChatTemplate(content.decode(), variables)
         except UnicodeDecodeError:
             raise UsageError(f"--template {given}: not UTF-8", "pass a Jinja template") from None
         except TgenError as error:
             raise UsageError(f"--template: {error.message}", error.hint) from None
-    tokenizer = source.tokenizer
-    if tokenizer.end_of_text is None:
+    if end_id is None:
+        what = "the tokenizer" if path is None else repr(str(path))
         raise ModelError(
-            f"{str(source.settings_path)!r} has no end-of-text token for the plain chat template",
+            f"{what} has no end-of-text token for the plain chat template",
             "pass --template FILE with a Jinja template",
         )
     begin = "".join(tokenizer.id_to_token(i) or "" for i in begin_of_document(tokenizer))
-    end = tokenizer.id_to_token(tokenizer.end_of_text) or ""
-    return ChatTemplate(plain_template(begin, end), special_tokens(source.settings_path))
+    return ChatTemplate(plain_template(begin, end), variables)
 
 
 def _subsample(rows: Documents, max_bytes: int) -> Documents:

@@ -174,11 +174,11 @@ def prepare(
     machine = yield from _measure_machine(device, config, base)
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
     max_bytes = usable_bytes(request.size, config, fastest, base.config)
-    documents = yield from _open_corpus(request, config, base)
+    documents = yield from _open_corpus(request, config)
     if not distributed.is_rank_zero():
         documents.close()
         return _broadcast(None, device, base)
-    if documents.is_chat and base.bundle is not None:
+    if documents.is_chat:
         text = yield from prepare_rows(
             request,
             base.bundle,
@@ -242,17 +242,12 @@ def _measure_machine(
 
 
 def _open_corpus(
-    request: RunRequest, config: TrainConfig, base: Base
+    request: RunRequest, config: TrainConfig
 ) -> Generator[PhaseReport, None, corpus.Corpus]:
-    """Read the corpus as far as its documents; raise UsageError if the model or --template do not
-    fit it."""
+    """Read the corpus as far as its documents; raise UsageError if --template or loss_on does
+    not fit it."""
     yield PhaseReport(phase="reading the corpus")
     text = corpus.read(request.corpus, chat=request.chat, own_files=own_files)
-    if text.is_chat and base.bundle is None:
-        raise UsageError(
-            "conversations need a model to fine-tune",
-            'add --from MODEL, or write {"text": "..."} rows',
-        )
     if request.template is not None and not text.is_chat:
         hint = "remove --template, or add --chat for prompt rows"
         name, hint = next(iter(text.misnamed.items()), ("", hint))
@@ -286,7 +281,8 @@ def _make_plan(
         train_tokens=len(text.tokens["train"]),
         val_tokens=len(text.tokens["val"]),
         train_rows=text.n_examples,
-        has_merges=bool((text.tokenizer.merge_pairs >= 0).any()),
+        # Whole rows have no BPE-dropout.
+        has_merges=text.chat is None and bool((text.tokenizer.merge_pairs >= 0).any()),
         flops_per_second=machine.speed,
         bfloat16_flops_per_second=machine.bfloat16_speed,
         memory=memory_bytes(machine.device) if alone else None,

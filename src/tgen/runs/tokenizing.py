@@ -14,7 +14,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
-from tgen.planning.tokenizer_choice import choose_tokenizer
+from tgen.planning.tokenizer_choice import choose_tokenizer as choose_kind
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
@@ -26,7 +26,7 @@ _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
 _PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
-_TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
+TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
 _REPORT_SECONDS = 1.0
 _INHERITED = Choice("tokenizer", "inherited", "from the model to fine-tune")
@@ -147,7 +147,9 @@ def prepare_texts(
     split = split_corpus(text, config, max_bytes)
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
-        tokenizer, choice = _choose_tokenizer(request, split)
+        sample = corpus.subsample_documents(split.train, TOKENIZER_BYTES)
+        texts = [part[:] for document in sample for part in document]
+        tokenizer, choice = choose_tokenizer(request, texts, split.train.n_bytes)
     else:
         tokenizer, choice = source.tokenizer, _INHERITED
     begin_ids = corpus.begin_of_document(tokenizer)
@@ -225,13 +227,14 @@ def replacement_notes(n: int) -> list[str]:
     return [f"replaced {what} that the tokenizer cannot express by U+FFFD"]
 
 
-def _choose_tokenizer(request: RunRequest, split: TrainValSplit) -> tuple[Tokenizer, Choice]:
-    sample = corpus.subsample_documents(split.train, _TOKENIZER_BYTES)
-    texts = [part[:] for document in sample for part in document]
+def choose_tokenizer(
+    request: RunRequest, texts: list[bytes], n_bytes: int
+) -> tuple[Tokenizer, Choice]:
+    """Return the tokenizer of the request, trained on `texts` of a training split of `n_bytes`."""
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
     if kind == "auto":
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_tokenizer(split.train.n_bytes, alphabet)
+        kind, chosen, why = choose_kind(n_bytes, alphabet)
         vocab_size = vocab_size or chosen
     tokenizer = make_tokenizer(kind, texts, vocab_size=vocab_size)
     if kind not in ("char", "bpe"):
