@@ -301,7 +301,9 @@ def test_rows_that_cannot_be_learned_are_refused(model, tmp_path):
 def test_new_model_learns_conversations_with_the_plain_template(tmp_path):
     plan = plan_of(request(tmp_path, None))
     question, answer = (message["content"] for message in ROWS[0])
-    (context, asked), (learned, in_loss) = [(part.text, part.in_loss) for part in plan.rows.first_row]
+    (context, asked), (learned, in_loss) = [
+        (part.text, part.in_loss) for part in plan.rows.first_row
+    ]
     assert context.startswith("Q: ")
     assert context.endswith("\nA:")
     assert learned.endswith("<|endoftext|>")

@@ -355,7 +355,7 @@ def _message(number: int, message: Any, left_out: LeftOut) -> Row:
     weight = given.pop("weight", given.pop("train", 1))
     for key in given:
         left_out.messages[key] += 1
-    canonical = {"role": role, "content": content}
+    canonical: Row = {"role": role, "content": content}
     if role == "assistant" and weight != 1:
         canonical["weight"] = int(weight) if isinstance(weight, bool) else weight
     return canonical

@@ -548,8 +548,8 @@ def _find_inner_rows(value: Any) -> _InnerRows | None:
         return _InnerRows(rows, [other[:_SHOWN] for other in value if other != key][:_SHOWN])
     columns, data, inner = value.get("columns"), value.get("data"), list(value.values())
     if isinstance(columns, list) and isinstance(data, list) and all(map(_is_list, data)):
-        names = list(map(str, columns))
-        return _InnerRows(dict(zip(names, cells, strict=False)) for cells in data)
+        keys = list(map(str, columns))
+        return _InnerRows(dict(zip(keys, cells, strict=False)) for cells in data)
     if all(isinstance(one, dict) and one for one in inner):
         if all(map(str.isdecimal, value)):
             return _InnerRows(inner)

@@ -34,6 +34,8 @@ def main() -> None:
         for batch in _read_batches(sys.argv[1]):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 write(json.dumps(row, default=_to_json).encode() + b"\n")
+    except BrokenPipeError:  # the parent has read enough
+        os._exit(1)
     except MemoryError:
         write(b'"it needs too much memory"\n')
     except Exception as error:  # pyarrow raises many types for damaged files

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tgen.corpus.jsonl import read_lines
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
 from tgen.storage import files
+
+if TYPE_CHECKING:
+    import _csv
 
 KINDS = ("csv", "tsv", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
@@ -42,7 +45,7 @@ class Dialect(NamedTuple):
     quoted: bool  # cells may be in quotes
     escaped: bool  # quotes in cells have a backslash, as Spark and MySQL write them
 
-    def reader(self, lines: Iterable[str]) -> "csv._reader":
+    def reader(self, lines: Iterable[str]) -> "_csv.Reader":
         """Return a reader of records that are valid."""
         return csv.reader(
             (line.replace('\\"', '""') for line in lines) if self.escaped else lines,
@@ -155,7 +158,7 @@ def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int]:
     """Return whether there are several columns, the share of records with as many cells as the
     first, and their number."""
     reader = dialect.reader(lines)
-    widths = []
+    widths: list[int] = []
     while len(widths) < _SAMPLE_RECORDS:
         try:
             if cells := next(reader):

@@ -12,6 +12,7 @@ from fuzz.formats.rows import Rows
 from fuzz.formats.safetensors import Safetensors
 from fuzz.formats.shapes import Shapes
 from fuzz.formats.states import States
+from fuzz.formats.tables import Tables
 from fuzz.formats.tokenizer import TokenizerJson
 from fuzz.runner import MakeFormat
 
@@ -29,6 +30,7 @@ FORMATS: dict[str, MakeFormat] = {
     "prompt": Prompt,
     "constraints": Constraints,
     "corpus": CorpusFile,
+    "tables": Tables,
 }
 WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "config": 16,
@@ -44,4 +46,5 @@ WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "prompt": 1,
     "constraints": 6,
     "corpus": 8,
+    "tables": 8,
 }
