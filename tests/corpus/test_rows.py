@@ -93,6 +93,7 @@ def test_what_a_message_has_besides_its_text_is_left_out_and_counted():
         "left out: tools of 2 rows, reasoning_content of 4 messages, name of 2 messages",
         "keys that are not used: id",
     ]
+    assert read([{"messages": QA, "tools": [{}]}], "rows.jsonl")[1] == [{"messages": QA}]
     greeting, _ = read([{"messages": [QA[1], *QA]}], "rows.jsonl")
     assert greeting.notes == ["the assistant begins 1 conversation: the greeting is context"]
     assert greeting.spool is None
@@ -175,7 +176,7 @@ def test_columns_choose_what_is_learned():
     assert read(text, columns=["d"])[1] == [{"messages": QA}]
     assert read(text, text_column="c")[1] == [{"text": "z"}]
     assert read(text, columns=["a", "b"], chat=True)[0].is_chat
-    with pytest.raises(CorpusError, match="no column 'e' has the keys 'a', 'b', 'c', 'd'"):
+    with pytest.raises(CorpusError, match="the row has the keys 'a', 'b', 'c', 'd', not 'e'"):
         read(text, text_column="e")
 
 

@@ -180,7 +180,8 @@ def map_columns(row: Any, columns: Sequence[str], left_out: LeftOut) -> Row:
     names = [name if name in row else keys.get(name.strip().lower(), name) for name in columns]
     for name in names:
         if name not in row:
-            raise CorpusError(f"no column {name!r} {_has_keys(row)}", "name columns of all rows")
+            what = f"the row {_has_keys(row)}, not {name[:_SHOWN]!r}"
+            raise CorpusError(what, "name columns that all rows have")
     lists = [isinstance(row[name], list) for name in names]
     if any(lists):
         roles = [*["user"] * (len(names) - 1), "assistant"]
@@ -216,6 +217,11 @@ def unknown_keys_error(row: Row) -> CorpusError:
         f"the row {_has_keys(row)}, which are of no known form",
         "name the columns to train on: --columns NAME or --columns PROMPT,ANSWER",
     )
+
+
+def shown_key(key: str) -> str:
+    """Return the beginning of a key, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in key[:_SHOWN])
 
 
 def shown(value: Any) -> str:
@@ -255,7 +261,7 @@ def _check_preferences(row: Row, known: _Keys) -> None:
     keys = known.keys
     prompt = next((keys[key] for key in ("prompt", "instruction", "question") if key in keys), "")
     if known.preference is not None:
-        good, bad = (keys[name] for name in known.preference)
+        good, bad = (shown_key(keys[name]) for name in known.preference)
         raise PreferenceError(
             f"preference rows ({good} and {bad}), which tgen does not train on",
             f"train on the better answers alone: --columns {prompt + ',' if prompt else ''}{good}",
@@ -263,8 +269,9 @@ def _check_preferences(row: Row, known: _Keys) -> None:
     answer = known.messages or (known.form and known.form.prompt and known.form.answer)
     if answer and known.label and isinstance(row[keys[known.label]], bool):
         columns = keys[answer] if known.messages else f"{prompt or 'PROMPT'},{keys[answer]}"
+        label = shown_key(keys[known.label])
         raise PreferenceError(
-            f"preference rows ({keys[known.label]}: true or false), which tgen does not train on",
+            f"preference rows ({label}: true or false), which tgen does not train on",
             f"remove the rows with false, then train with --columns {columns}",
         )
 
@@ -272,7 +279,7 @@ def _check_preferences(row: Row, known: _Keys) -> None:
 def _note_unused(row: Row, keys: Mapping[str, str], used: Sequence[str], left_out: LeftOut) -> None:
     for key in row.keys() - {keys.get(name, "") for name in used}:
         if len(left_out.keys) < _MAX_KEYS:
-            left_out.keys[key[:_SHOWN]] = None
+            left_out.keys[shown_key(key)] = None
 
 
 def _optional(row: Row, keys: Mapping[str, str], names: Sequence[str]) -> str | None:

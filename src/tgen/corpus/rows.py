@@ -31,6 +31,7 @@ from tgen.corpus.row_forms import (
     map_row,
     pair_to_messages,
     shown,
+    shown_key,
 )
 from tgen.corpus.sources import Source
 from tgen.corpus.tables import NumberedRow
@@ -43,7 +44,7 @@ _MAX_JSON = 1 << 27  # characters of a value
 _NEAR_END = 16  # characters: an error there may be due to an incomplete text
 _SAMPLE = 100  # rows that tell the form
 _LONG = 25  # average characters of a column that has text
-_SHOWN = 50  # keys in a note, and characters of a key
+_SHOWN = 20  # keys in a note
 _MAX_BAD = 5  # rows in an error
 _MAX_REASON = 120  # characters
 # Keys of an object around a list of rows; if the object has one key, any.
@@ -140,7 +141,11 @@ def convert_rows(
     elif not is_table and all(isinstance(row.value, str) for row in sample):
         columns = None  # a list of texts has no columns
     if columns is not None:
-        form = f"text of the column {columns[0]!r}" if len(columns) == 1 else ", ".join(columns)
+        form = (
+            f"text of the column {shown_key(columns[0])!r}"
+            if len(columns) == 1
+            else ", ".join(columns)
+        )
         if columns == ["text"] or columns == ("text",):
             form = "text"
     conversion = _Conversion(
@@ -309,9 +314,11 @@ class _Conversion:
             notes.append(f"{_count(self._n_bad, 'bad row')} left out: {self._list_bad()}")
         if self._n_empty:
             notes.append(f"{_count(self._n_empty, 'empty row')} left out")
-        parts = [f"{key[:_SHOWN]} of {_count(n, 'row')}" for key, n in self._left_out.rows.items()]
+        parts = [
+            f"{shown_key(key)} of {_count(n, 'row')}" for key, n in self._left_out.rows.items()
+        ]
         parts += [
-            f"{key[:_SHOWN]} of {_count(n, 'message')}"
+            f"{shown_key(key)} of {_count(n, 'message')}"
             for key, n in self._left_out.messages.most_common(5)
         ]
         if parts:
@@ -367,7 +374,7 @@ def _choose_columns(name: str, values: Sequence[Any]) -> list[str] | None:
     if by_name or len(by_length) == 1:
         return (by_name or by_length)[:1]
     first = rows[0]
-    listed = ", ".join(f"{key[:_SHOWN]} ({shown(first[key])})" for key in list(first)[:20])
+    listed = ", ".join(f"{shown_key(key)} ({shown(first[key])})" for key in list(first)[:20])
     raise CorpusError(
         f"{name} has rows of no known form: {listed}",
         "choose the text with --text-column NAME, or prompt and answer with --columns "
@@ -545,7 +552,7 @@ def _find_inner_rows(value: Any) -> _InnerRows | None:
     for key, rows in lists.items():
         if all(isinstance(row, dict) and isinstance(row.get("row"), dict) for row in rows):
             rows = [row["row"] for row in rows]  # of the Hugging Face dataset viewer
-        return _InnerRows(rows, [other[:_SHOWN] for other in value if other != key][:_SHOWN])
+        return _InnerRows(rows, [shown_key(other) for other in value if other != key][:_SHOWN])
     columns, data, inner = value.get("columns"), value.get("data"), list(value.values())
     if isinstance(columns, list) and isinstance(data, list) and all(map(_is_list, data)):
         keys = list(map(str, columns))

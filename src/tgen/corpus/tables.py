@@ -34,7 +34,7 @@ _COPY = 1 << 22  # bytes per read
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
 _MAX_HEADING = 64  # characters of a column's name
-_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Excel's
+_SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
 
 
@@ -120,7 +120,8 @@ def _read_csv(source: Source, report: Callable[[int], None]) -> Iterator[Numbere
             raise CorpusError(f"{source.name}, line {number:,}: not UTF-8", hint) from None
         except csv.Error as error:
             hint = "write cells with quotes or line breaks in quotes, and double their quotes"
-            yield NumberedRow(number, CorpusError(f"not valid CSV: {error}", hint))
+            what = str(error).replace("\t", "\\t")
+            yield NumberedRow(number, CorpusError(f"not valid CSV: {what}", hint))
             continue
         if not cells:
             continue
