@@ -17,8 +17,8 @@ import pytest
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: waiting threads would spin
 
 from support.command import fork_server, tgen
+from support.families import DISTINCT
 from support.workers import run_in_workers
-from tgen.config import FAMILIES
 
 if TYPE_CHECKING:
     import typer
@@ -167,7 +167,7 @@ def tokenizer() -> "Tokenizer":
     return train_bpe([TEXT], vocab_size=300)
 
 
-@pytest.fixture(params=[name for name in FAMILIES if name != "qwen2"])  # llama with biases
+@pytest.fixture(params=[name for name in DISTINCT if name != "qwen2"])  # llama with biases
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from support.models import EQUAL_HEADS
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf.families import from_hf_arrays, tensor_mappings
 from tgen.checkpoint.model_lookup import find_model
@@ -32,9 +33,9 @@ def make_config(family: str, **values: Any) -> ModelConfig:
     shape |= {"n_heads": 2}
     if family not in ("classic", "gpt2"):
         shape["d_ff"] = 8
-    if family not in ("classic", "gpt2", "gpt_neo", "gpt_neox"):
+    if family not in EQUAL_HEADS:
         shape["n_kv_heads"] = 1
-    if family in ("mistral", "phi3", "gpt_neo", "gemma3"):
+    if family in ("mistral", "phi3", "gpt_neo", "gemma3", "olmo3", "cohere2", "exaone4"):
         shape["sliding_window"] = 8
     if family == "gemma3":
         shape["local_rope_theta"] = 100

@@ -2,9 +2,10 @@
 
 import math
 
+import pytest
 import torch
 
-from support.models import make_model
+from support.models import ALL_FAMILIES, make_model
 from tgen.inspection import logit_attribution as attribution_module
 from tgen.inspection import predictions as lens_module
 from tgen.inspection.attention import AttentionRecorder
@@ -14,6 +15,7 @@ from tgen.inspection.verify import verify
 IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, "olmo", "phi", "cohere"], indirect=True)
 def test_all_checks_pass_for_every_family(family, tokenizer):
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     for ids in (IDS, IDS[:9], IDS[:1]):

@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings(  # PEFT 0.21 with transformers 5.23
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
-VARIANTS = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "openai-gpt", "gpt_neox", "phi3"]
+VARIANTS = ["llama", "qwen2", "qwen3", "mistral", "gpt2", "openai-gpt", "gpt_neox", "phi3", "glm4"]
 MORE = {
     "rslora": {"use_rslora": True, "r": 9},
     "patterns": {
@@ -128,11 +128,14 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gpt2", "classic", "gpt_neox",
-                                    "phi3"])  # fmt: skip
+                                    "phi3", "glm4"])  # fmt: skip
 def test_peft_reads_what_we_write(family, tokenizer, tmp_path):
     import peft
 
-    make_ours(tmp_path, tokenizer, family, tied_embeddings=family != "phi3")
+    pairs = make_ours(tmp_path, tokenizer, family, tied_embeddings=family != "phi3")
+    config = model_dir.load(tmp_path / "base").config
+    for name, pair in adapter.read(tmp_path / "adapter", config).pairs.items():
+        assert np.allclose(pair.b, pairs[name].b, atol=1e-6)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     wrapped = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
     with torch.no_grad():

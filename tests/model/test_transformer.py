@@ -120,6 +120,17 @@ def test_training_memorizes_one_batch(family):
     assert loss.item() < 0.05
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_with_a_bias_are_one_product(tied):
+    """The loss is computed from it in chunks."""
+    model = make_model("phi", tied_embeddings=tied)
+    with torch.no_grad():
+        x = model.hidden_states(torch.arange(20)[None])
+        inputs, matrix = model.as_product(x)
+        assert torch.allclose(inputs @ matrix.T, model.logits(x), atol=1e-5)
+        assert not torch.allclose(x @ model.output_weight.T, model.logits(x), atol=1e-2)
+
+
 def test_model_from_arrays_is_equal(family):
     model = make_model(family)
     again = Transformer.from_arrays(model.config, model.to_arrays())
@@ -172,11 +183,28 @@ TABLE = {  # the rows of docs/architecture.md: tied embeddings are the last colu
     "smollm3": ("rotary", "rms_norm", "pre", "swiglu", "", False, True),
     "granite": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
     "starcoder2": ("rotary", "layer_norm", "pre", "gelu_tanh", "all", False, True),
+    "gemma": ("rotary", "rms_norm", "pre", "geglu", "", False, True),
+    "olmo": ("rotary", "layer_norm", "pre", "swiglu", "", False, False),
+    "olmo3": ("rotary", "rms_norm", "output", "swiglu", "", True, False),
+    "phi": ("rotary", "layer_norm", "shared", "gelu_tanh", "all", False, False),
+    "gptj": ("rotary", "layer_norm", "shared", "gelu_tanh", "of the feed-forward", False, False),
+    "opt": ("learned", "layer_norm", "pre", "relu", "all", False, True),
+    "gpt_bigcode": ("learned", "layer_norm", "pre", "gelu_tanh", "all", False, True),
+    "stablelm": ("rotary", "layer_norm", "pre", "swiglu", "", False, False),
+    "cohere": ("rotary", "layer_norm", "shared", "swiglu", "", False, True),
+    "cohere2": ("rotary", "layer_norm", "shared", "swiglu", "", False, True),
+    "glm4": ("rotary", "rms_norm", "sandwich", "swiglu", "q, k, v", False, False),
+    "ministral3": ("rotary", "rms_norm", "pre", "swiglu", "", False, False),
+    "arcee": ("rotary", "rms_norm", "pre", "relu2", "", False, False),
+    "seed_oss": ("rotary", "rms_norm", "pre", "swiglu", "q, k, v", False, False),
+    "hunyuan": ("rotary", "rms_norm", "pre", "swiglu", "", True, True),
+    "exaone4": ("rotary", "rms_norm", "output", "swiglu", "", True, False),
 }
 BIASES = {  # of q, k and v, of the output projection, of the feed-forward layer
     "all": (True, True, True),
     "all but q, k, v": (False, True, True),
     "q, k, v": (True, False, False),
+    "of the feed-forward": (False, False, True),
     "": (False, False, False),
 }
 NORMS = {  # of a block, by placement
@@ -184,6 +212,7 @@ NORMS = {  # of a block, by placement
     "output": {"attention_output_norm", "feed_forward_output_norm"},
 }
 NORMS |= dict.fromkeys(("post", "parallel"), NORMS["pre"])
+NORMS["shared"] = {"attention_norm"}
 NORMS["sandwich"] = NORMS["pre"] | NORMS["output"]
 
 
@@ -199,13 +228,14 @@ def test_families_match_the_documented_table():
         assert (c.attention_bias, c.output_bias, c.feed_forward_bias) == BIASES[biases]
         names = Transformer(c).state_dict()
         assert ("position_embedding.weight" in names) == (position == "learned")
-        assert ("final_norm.weight" in names) == (placement != "post")
+        assert ("final_norm.weight" in names) == (placement != "post" and family != "olmo")
         assert ("blocks.0.attention.qkv_proj.bias" in names) == c.attention_bias
         assert ("blocks.0.feed_forward.gate_proj.weight" in names) == (activation[-3:] == "glu")
         assert ("blocks.0.attention.q_norm.weight" in names) == qk_norm
         assert ("lm_head.weight" in names) == (not tied)
         parts = {name.split(".")[2] for name in names if name.startswith("blocks.0.")}
-        assert {part for part in parts if part.endswith("_norm")} == NORMS[placement]
+        norms = {part for part in parts if part.endswith("_norm")}
+        assert norms == (NORMS[placement] if family != "olmo" else set())
     assert ModelConfig.of("classic", vocab_size=300, d_model=64, n_heads=4).d_ff == 256
 
 
@@ -223,7 +253,8 @@ def test_configuration_survives_json(any_family):
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     assert ModelConfig.from_dict(values) == config
     if config.position == "rotary":
-        for scaling in SCALINGS[-1:] if any_family == "phi3" else SCALINGS:
+        own = {"phi3": SCALINGS[-1:], "gptj": [], "ministral3": []}
+        for scaling in own.get(any_family, SCALINGS):
             scaled = dataclasses.replace(config, rope_scaling=scaling, rotary_dim=None, head_dim=8)
             values = json.loads(json.dumps(dataclasses.asdict(scaled)))
             assert ModelConfig.from_dict(values) == scaled
@@ -269,6 +300,12 @@ def test_configuration_of_an_older_version_is_read():
         ("olmo2", {"qk_norm": False}),
         ("olmo2", {"norm_placement": "pre"}),
         ("gpt2", {"activation": "geglu"}),
+        ("stablelm", {"norm_placement": "parallel"}),
+        ("gpt_bigcode", {"n_heads": 4, "n_kv_heads": 2, "d_model": 64}),
+        ("exaone4", {"sliding_window": 4, "rope_layers": (True,) * 4 + (False,)}),
+        ("cohere2", {"rope_layers": None}),
+        ("ministral3", {"rope_scaling": None}),
+        ("ministral3", {"context_length": 20_000}),
     ],
 )
 def test_invalid_shapes_raise_with_a_hint(family, values):

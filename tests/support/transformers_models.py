@@ -15,6 +15,7 @@ SHAPE = {
     "max_position_embeddings": 128,
 }
 GROUPED = SHAPE | {"num_key_value_heads": 2}
+OLDER_SHAPE = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
@@ -29,8 +30,8 @@ LLAMA_3 = {
 }
 # Keys in the spelling of version 4, which version 5 reads too.
 VARIANTS = {
-    "openai-gpt": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "openai-gpt": OLDER_SHAPE,
+    "gpt2": OLDER_SHAPE,
     "gpt_neox": SHAPE | {"hidden_size": 96},  # 6 of 24 dimensions are rotated
     "gpt_neox sequential": SHAPE
     | {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0}
@@ -89,6 +90,45 @@ VARIANTS = {
     | {"residual_multiplier": 0.5, "logits_scaling": 4.0},
     "starcoder2": GROUPED | {"sliding_window": 9},
 }  # fmt: skip
+# Of the families in `support.families.COMBINED`.
+MORE_VARIANTS = {
+    "gemma": GROUPED | {"head_dim": 16},
+    "olmo": GROUPED | {"attention_bias": True},
+    "olmo3": GROUPED
+    | {"num_hidden_layers": 5, "sliding_window": 9, "rope_scaling": YARN, "rope_theta": 500_000.0},
+    "phi": GROUPED,
+    "gptj": OLDER_SHAPE | {"rotary_dim": 8},
+    "opt": {
+        "hidden_size": 48,
+        "ffn_dim": 72,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    },
+    "gpt_bigcode": OLDER_SHAPE,
+    "gpt_bigcode all heads": OLDER_SHAPE | {"multi_query": False, "n_inner": 72},
+    "stablelm": GROUPED | {"hidden_size": 96},
+    "stablelm parallel": GROUPED
+    | {"hidden_size": 96, "use_parallel_residual": True, "use_qkv_bias": True},
+    "cohere": GROUPED | {"attention_bias": True, "logit_scale": 0.3},
+    "cohere2": GROUPED | {"num_hidden_layers": 5, "sliding_window": 9},
+    "glm4": GROUPED | {"head_dim": 16},
+    "ministral3": GROUPED
+    | {
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "rope_parameters": YARN
+        | {"rope_theta": 500.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+        | {"original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1},
+    },
+    "arcee": GROUPED | {"mlp_bias": True},
+    "seed_oss": GROUPED | {"head_dim": 16, "mlp_bias": True},
+    "hunyuan_v1_dense": GROUPED
+    | {"head_dim": 16, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    "exaone4": GROUPED | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 9},
+    "exaone4 without window": GROUPED
+    | {"head_dim": 16, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+}  # fmt: skip
 
 
 def make_config(variant: str, **values: object) -> Any:
@@ -96,7 +136,7 @@ def make_config(variant: str, **values: object) -> Any:
     import transformers
 
     kind = variant.partition(" ")[0]
-    own = deepcopy(VARIANTS[variant])  # transformers changes inner objects
+    own = deepcopy((VARIANTS | MORE_VARIANTS)[variant])  # transformers changes inner objects
     return transformers.CONFIG_MAPPING[kind](**own, **values)
 
 

@@ -10,9 +10,11 @@ from tgen.errors import UsageError
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
 # Where a block normalizes: before each sublayer; after each residual addition; before, with both
-# sublayers reading the block's input; the output of each sublayer; before it and its output.
-NormPlacement = Literal["pre", "post", "parallel", "output", "sandwich"]
-Activation = Literal["relu", "gelu_tanh", "gelu", "swiglu", "geglu"]
+# sublayers reading the block's input, by two norms or by one that they share; the output of each
+# sublayer; before it and its output.
+NormPlacement = Literal["pre", "post", "parallel", "shared", "output", "sandwich"]
+NormParameters = Literal["all", "weight", "none"]
+Activation = Literal["relu", "relu2", "gelu_tanh", "gelu", "swiglu", "geglu"]
 Rope = Literal["global", "local"]  # by rope_theta, or by local_rope_theta
 GATED: tuple[Activation, ...] = ("swiglu", "geglu")  # with a third matrix
 Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
@@ -46,6 +48,7 @@ class RopeScaling:
     attention_factor: float = 1.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    query_growth: float = 0.0  # of queries beyond the original context length, which is the limit
 
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
@@ -77,13 +80,16 @@ class ModelConfig:
     norm: Norm
     norm_placement: NormPlacement
     norm_adds_one: bool = False  # a norm multiplies by 1 + weight
+    norm_parameters: NormParameters = "all"  # that a norm of this kind can have
     activation: Activation
     attention_bias: bool  # on the query, key and value projections
     output_bias: bool  # on the attention's output projection
     feed_forward_bias: bool
     qk_norm: bool
     qk_norm_over_heads: bool = False  # over all heads together instead of each
+    qk_norm_after_rope: bool = False
     tied_embeddings: bool
+    head_bias: bool = False  # added to the logits
     norm_eps: float
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
@@ -148,7 +154,7 @@ class ModelConfig:
                     hint = f"remove it: the {self.family} family has none"
                     raise UsageError(f"{name}: invalid value {own!s:.60}", hint, field=name)
                 require(own == value, name, own, wanted)
-        if self.norm == "layer_norm":
+        if "activation" in free:
             ungated = "an ungated activation"
             require(self.activation not in GATED, "activation", self.activation, ungated)
         if self.family in _HEADS_FILL_MODEL:
@@ -157,21 +163,40 @@ class ModelConfig:
         if self.family in _NO_KV_HEADS:
             heads = f"n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads == self.n_heads, "n_kv_heads", self.n_kv_heads, heads)
-        if "output_bias" in free:
+        if self.family in _ONE_BIAS_KEY:
             same = f"{self.attention_bias}, as attention_bias, in the {self.family} family"
             require(self.output_bias == self.attention_bias, "output_bias", self.output_bias, same)
         if self.family == "classic":
             supported = self.position in ("sinusoidal", "learned")
             require(supported, "position", self.position, "sinusoidal or learned")
             require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
-            require(self.activation != "gelu", "activation", "gelu", "relu or gelu_tanh")
+            supported = self.activation in ("relu", "gelu_tanh")
+            require(supported, "activation", self.activation, "relu or gelu_tanh")
         if self.family == "gpt_neox":
             require(self.norm_placement in ("pre", "parallel"), "norm_placement",
                     self.norm_placement, "pre or parallel")  # fmt: skip
+        if self.family == "stablelm":
+            require(self.norm_placement in ("pre", "shared"), "norm_placement",
+                    self.norm_placement, "pre or shared")  # fmt: skip
+        if self.family == "gpt_bigcode":
+            one_or_all = f"1 or n_heads={self.n_heads} in the {self.family} family"
+            require(self.n_kv_heads in (1, self.n_heads), "n_kv_heads", self.n_kv_heads, one_or_all)
+        if self.family == "ministral3":
+            kind = self.rope_scaling.kind if self.rope_scaling else None
+            require(kind == "yarn", "rope_scaling", kind, "yarn in the ministral3 family")
+            assert self.rope_scaling is not None
+            n = self.rope_scaling.original_context_length
+            require(self.context_length <= n, "context_length", self.context_length, f"at most {n}")
+        if self.family in _ROPE_WITHIN_WINDOW:
+            layers = range(self.n_layers)
+            rotated = [self.rope(layer) is not None for layer in layers]
+            every = self.family == "exaone4" and self.sliding_window is None and all(rotated)
+            within = rotated == [self.window(layer) is not None for layer in layers]
+            require(every or within, "rope_layers", self.rope_layers, "sliding_layers")
         if self.family == "phi3" and self.rope_scaling:
             kind = self.rope_scaling.kind
             require(kind == "longrope", "rope_scaling", kind, "longrope in the phi3 family")
-        if self.family == "gemma3":
+        if self.family in SCALED_EMBEDDINGS:
             scale = math.sqrt(self.d_model)
             require(self.embedding_scale == scale, "embedding_scale", self.embedding_scale,
                     f"{scale}, the square root of d_model")  # fmt: skip
@@ -203,12 +228,17 @@ class ModelConfig:
                     f"set d_model to a multiple of {n_heads * (1 + even)}, or change n_heads",
                 )
             merged["head_dim"] = d_model // n_heads
-        if "output_bias" in _FREE[family] and "output_bias" not in values:
+        if family in _ONE_BIAS_KEY and "output_bias" not in values:
             merged["output_bias"] = merged["attention_bias"]
         if "n_kv_heads" not in values:
             merged["n_kv_heads"] = n_heads
-        if family == "gemma3" and "embedding_scale" not in values:
+        if family in SCALED_EMBEDDINGS and "embedding_scale" not in values:
             merged["embedding_scale"] = math.sqrt(d_model)
+        if family in _ROPE_WITHIN_WINDOW and "rope_layers" not in values:
+            if merged.get("sliding_window") is not None:
+                merged["rope_layers"] = merged.get("sliding_layers")
+            elif family == "cohere2":
+                merged["rope_layers"] = (False,) * merged["n_layers"]
         if "d_ff" not in values:  # three matrices of 8/3 d have as many parameters as two of 4 d
             gated = merged["activation"] in GATED
             merged["d_ff"] = 32 * math.ceil(d_model * 8 / 3 / 32) if gated else 4 * d_model
@@ -227,6 +257,11 @@ class ModelConfig:
     def post_norm(self) -> bool:
         """Whether a norm follows each residual addition (post-norm), without a final norm."""
         return self.norm_placement == "post"
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether there is a weight of the final norm, in which the logits are linear."""
+        return not self.post_norm and self.norm_parameters != "none"
 
     @property
     def gated(self) -> bool:
@@ -272,6 +307,10 @@ _LAYER_NORM = dict(norm="layer_norm", norm_placement="pre", attention_bias=True,
 _ROTARY = dict(position="rotary", norm="rms_norm", norm_placement="pre", activation="swiglu",
                attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
                tied_embeddings=True, norm_eps=1e-6)  # fmt: skip
+_SHARED = dict(position="rotary", norm_placement="shared", activation="gelu_tanh", head_bias=True,
+               tied_embeddings=False)  # fmt: skip
+_COHERE = dict(norm="layer_norm", norm_parameters="weight", norm_placement="shared",
+               norm_eps=1e-5)  # fmt: skip
 # Defaults of each family: the table in docs/architecture.md.
 FAMILIES: dict[str, dict[str, Any]] = {
     "classic": _LAYER_NORM | dict(position="sinusoidal", norm_placement="post", activation="relu"),
@@ -292,12 +331,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": _ROTARY,
     "granite": _ROTARY | dict(tied_embeddings=False),
     "starcoder2": _LAYER_NORM | dict(position="rotary", activation="gelu_tanh"),
-}
+    "gemma": _ROTARY | dict(norm_adds_one=True, activation="geglu"),
+    "olmo": _ROTARY | dict(norm="layer_norm", norm_parameters="none", tied_embeddings=False,
+                           norm_eps=1e-5),
+    "olmo3": _ROTARY
+    | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True, tied_embeddings=False,
+           rope_theta=500_000.0, local_rope_theta=500_000.0),
+    "phi": _LAYER_NORM | _SHARED,
+    "gptj": _LAYER_NORM | _SHARED | dict(attention_bias=False, output_bias=False),
+    "opt": _LAYER_NORM | dict(position="learned", activation="relu"),
+    "gpt_bigcode": _LAYER_NORM | dict(position="learned", activation="gelu_tanh"),
+    "stablelm": _ROTARY | dict(norm="layer_norm", tied_embeddings=False, norm_eps=1e-5),
+    "cohere": _ROTARY | _COHERE,
+    "cohere2": _ROTARY | _COHERE,
+    "glm4": _ROTARY | dict(norm_placement="sandwich", attention_bias=True, tied_embeddings=False),
+    "ministral3": _ROTARY
+    | dict(tied_embeddings=False, norm_eps=1e-5,
+           rope_scaling=RopeScaling(kind="yarn", factor=16.0, original_context_length=16_384,
+                                    query_growth=0.1)),
+    "arcee": _ROTARY | dict(activation="relu2", tied_embeddings=False, norm_eps=1e-5),
+    "seed_oss": _ROTARY | dict(attention_bias=True, tied_embeddings=False),
+    "hunyuan": _ROTARY | dict(qk_norm=True, qk_norm_after_rope=True, norm_eps=1e-5),
+    "exaone4": _ROTARY
+    | dict(norm_placement="output", qk_norm=True, tied_embeddings=False, norm_eps=1e-5),
+}  # fmt: skip
 
 # Fields that may differ from the family's defaults.
 _ANY_NORM = {"tied_embeddings", "norm_eps"}
 _ANY_ROPE = _ANY_NORM | {"rope_theta", "rope_scaling"}
-_SAME_BIAS = {"attention_bias", "output_bias"}  # one key for both
+_SAME_BIAS = {"attention_bias", "output_bias"}  # one key for both, but in seed_oss
 _FREE = {
     "classic": _ANY_NORM | {"position", "activation"},
     "gpt2": _ANY_NORM | {"activation"},
@@ -319,10 +381,34 @@ _FREE = {
     | {"feed_forward_bias", "attention_scale", "embedding_scale", "residual_scale"}
     | {"logits_divisor"},
     "starcoder2": _ANY_ROPE | {"activation", "sliding_window"},
+    "gemma": _ANY_ROPE | _SAME_BIAS | {"embedding_scale"},
+    "olmo": (_ANY_ROPE | _SAME_BIAS) - {"norm_eps"},
+    "olmo3": _ANY_ROPE | _SAME_BIAS | {"local_rope_theta", "sliding_window", "sliding_layers"},
+    "phi": _ANY_ROPE | {"activation", "rotary_dim"},
+    "gptj": _ANY_NORM | {"activation", "rotary_dim"},
+    "opt": {"tied_embeddings", "activation"},
+    "gpt_bigcode": _ANY_NORM | {"activation"},
+    "stablelm": _ANY_ROPE | {"attention_bias", "norm_placement", "rotary_dim"},
+    "cohere": _ANY_ROPE | _SAME_BIAS | {"logits_divisor"},
+    "cohere2": _ANY_ROPE
+    | _SAME_BIAS
+    | {"logits_divisor", "sliding_window", "sliding_layers", "rope_layers"},
+    "glm4": _ANY_ROPE | {"attention_bias", "rotary_dim"},
+    "ministral3": _ANY_ROPE | {"sliding_window"},
+    "arcee": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
+    "seed_oss": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
+    "hunyuan": _ANY_ROPE | _SAME_BIAS,
+    "exaone4": _ANY_ROPE | {"sliding_window", "sliding_layers", "rope_layers"},
 }
+_ONE_BIAS_KEY = {family for family, free in _FREE.items() if free >= _SAME_BIAS} - {"seed_oss"}
+_ROPE_WITHIN_WINDOW = {"cohere2", "exaone4"}  # other layers do not rotate
+SCALED_EMBEDDINGS = {"gemma", "gemma3"}  # by the square root of d_model
 # Families without head_dim or without n_kv_heads in their config.json.
-_HEADS_FILL_MODEL = {"classic", "gpt2", "gpt_neo", "gpt_neox", "olmo2", "phi3", "starcoder2"}
-_NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox"}
+_HEADS_FILL_MODEL = {
+    "classic", "gpt2", "gpt_neo", "gpt_neox", "olmo2", "phi3", "starcoder2", "olmo", "olmo3", "phi",
+    "gptj", "opt", "gpt_bigcode", "stablelm", "cohere", "cohere2",
+}  # fmt: skip
+_NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt"}
 
 # The sizes of --size; the family determines the rest of the architecture.
 SIZES: dict[str, dict[str, int]] = {

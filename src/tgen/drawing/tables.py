@@ -30,9 +30,11 @@ _PLACEMENTS = {
     "pre": "before each sublayer (pre-norm)",
     "post": "after each residual addition (post-norm)",
     "parallel": "before attention and feed-forward, which run in parallel",
+    "shared": "before attention and feed-forward, which run in parallel (one norm for both)",
     "output": "on each sublayer's output",
     "sandwich": "before each sublayer and on its output",
 }
+_NORM_PARAMETERS = {"all": "", "weight": " (without bias)", "none": " (without parameters)"}
 _SCALES = {
     "embedding {:.6g}": ("embedding_scale", 1),
     "attention {:.6g}": ("attention_scale", None),
@@ -100,9 +102,11 @@ def _architecture(config: dict[str, Any]) -> list[str]:
     """Return the choices that a family or its configuration makes, one phrase per subject."""
     norm = f"{config['norm']} {_PLACEMENTS[config['norm_placement']]}"
     norm += " (multiplies by 1 + weight)" * config["norm_adds_one"]
+    norm += _NORM_PARAMETERS[config["norm_parameters"]]
     phrases = [_positions(config), norm, config["activation"]]
     if config["qk_norm"]:
         over = " over all heads" * config["qk_norm_over_heads"]
+        over += " after the rotation" * config["qk_norm_after_rope"]
         phrases.append(f"query and key norm{over}")
     if window := config["sliding_window"]:
         phrases.append(f"sliding window of {window:,} tokens{_where(config['sliding_layers'])}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tgen.inspection.hooks import hooks_removed, model_blocks, require_residual_stream, token_batch
-from tgen.model.transformer import RMSNorm, Transformer
+from tgen.model.transformer import LayerNorm, RMSNorm, Transformer
 from tgen.reports.inspection import AttributionReport, Contribution
 from tgen.tokenizer import Tokenizer
 
@@ -93,6 +93,8 @@ def attribute_logit(
         add(f"layer {layer}, feed-forward", project(ffn_out, to_ffn), layer)
     if bias_logit is not None:
         add("final norm bias", bias_logit)
+    if model.output_bias is not None:
+        add("output bias", float(model.output_bias[target]))
     logit = float(logits[target])
     return AttributionReport(
         query=query,
@@ -111,8 +113,10 @@ def _through_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor
     norm(x) . direction, with the norm's scale at x; and the contribution of the norm's bias."""
     if isinstance(norm, RMSNorm):
         return direction * norm.scale.cpu().double() / (x.square().mean() + norm.eps).sqrt(), None
-    assert isinstance(norm, nn.LayerNorm)
-    weighted = direction * norm.weight.cpu().double()
+    assert isinstance(norm, LayerNorm)
+    weighted = direction * norm.scale.cpu().double()
     centered = weighted - weighted.mean()  # (x - mean x) . w is x . (w - mean w)
     scale = (x.var(unbiased=False) + norm.eps).sqrt()
-    return centered / scale, float(direction @ norm.bias.cpu().double())
+    if norm.bias is None:
+        return centered / scale, None
+    return centered / scale, float(direction @ norm.bias.cpu().double()) / norm.divisor

@@ -31,7 +31,7 @@ from tgen.checkpoint.stored_models import (
     is_adapter,
     join_names,
 )
-from tgen.checkpoint.tensor_mapping import interleave_qkv, separate_qkv
+from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
 from tgen.lora.extras import Extras, split_name
@@ -132,12 +132,13 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
         raise _other_base_error(path, model, error.message.removeprefix(f"{weights}: ")) from None
     arrays = safetensors_file.read_arrays(weights, header)
     safetensors_file.check_finite(weights, arrays)
-    heads = _interleaved_heads(config)
+    mappings = _mappings(config)
     pairs = {}
     for name, rank in ranks.items():
         a, b = (to_float32(arrays[_tensor_name(name, which)]) for which in "AB")
         scale = _scale(path, values, name, rank)
-        pairs[name] = Pair(a, separate_qkv(b, heads.get(name, 0)), scale)
+        mapping, i = mappings[name]
+        pairs[name] = Pair(a, mapping.rows_to_ours(i, b), scale)
     return Adapter(path, base, _read_metadata(weights).get(_BASE_DIGEST), pairs)
 
 
@@ -350,13 +351,14 @@ def build_files(
 ) -> dict[str, files.Content]:
     """Return the contents of an adapter's two files; B of a scale that is not alpha / rank is
     multiplied with the difference."""
-    heads = _interleaved_heads(config)
+    mappings = _mappings(config)
     arrays: dict[str, NDArray[Any]] = {}
     for name, pair in pairs.items():
         factor = pair.scale * len(pair.a) / alpha
         b = pair.b if factor == 1 else pair.b * np.float32(factor)
         arrays[_tensor_name(name, "A")] = pair.a
-        b = interleave_qkv(b, heads.get(name, 0))
+        mapping, i = mappings[name]
+        b = mapping.rows_to_theirs(i, b)
         arrays[_tensor_name(name, "B")] = np.ascontiguousarray(b)
     ranks = [len(pair.a) for pair in pairs.values()]
     main = max(set(ranks), key=lambda rank: (ranks.count(rank), rank))
@@ -515,13 +517,12 @@ def _target_modules(config: ModelConfig, pairs: Mapping[str, Pair]) -> list[str]
     return two if meant == pairs.keys() else sorted(pairs)
 
 
-def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
-    """Return the heads of the matrices that are stored head by head."""
+def _mappings(config: ModelConfig) -> dict[str, tuple[TensorMapping, int]]:
+    """Return the mapping of each matrix, and which of its tensors the matrix is."""
     return {
-        families.full_name(config, name).removesuffix(".weight"): mapping.interleaved_heads
+        families.full_name(config, name).removesuffix(".weight"): (mapping, i)
         for mapping in families.tensor_mappings(config)
-        for name in mapping.theirs
-        if mapping.interleaved_heads
+        for i, name in enumerate(mapping.theirs)
     }
 
 

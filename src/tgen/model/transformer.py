@@ -122,12 +122,35 @@ class RMSNorm(nn.Module):
         return scale if self.divisor == 1 else scale / self.divisor
 
 
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / deviation * weight + bias (Ba et al. 2016), then / divisor; a family may lack
+    the bias, or both."""
+
+    def __init__(self, config: ModelConfig, divisor: float) -> None:
+        has = config.norm_parameters
+        super().__init__(
+            config.d_model, config.norm_eps, elementwise_affine=has != "none", bias=has == "all"
+        )
+        self.divisor = divisor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., size) -> (..., size)."""
+        out = super().forward(x)
+        return out if self.divisor == 1 else out / self.divisor
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor of each normalized number, (size,) or ()."""
+        scale = torch.ones(()) if self.weight is None else self.weight
+        return scale / self.divisor
+
+
 def make_norm(config: ModelConfig, *, divisor: float = 1.0) -> nn.Module:
-    """Return the family's norm over C; only RMSNorm has a divisor."""
+    """Return the family's norm over C."""
     if config.norm == "rms_norm":
         adds_one = config.norm_adds_one
         return RMSNorm(config.d_model, config.norm_eps, adds_one=adds_one, divisor=divisor)
-    return nn.LayerNorm(config.d_model, config.norm_eps)
+    return LayerNorm(config, divisor)
 
 
 class Linear(nn.Linear):
@@ -178,6 +201,7 @@ class CausalSelfAttention(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         self.norm_over_heads = config.qk_norm_over_heads
+        self.norm_after_rope = config.qk_norm_after_rope
         if config.qk_norm:
             self.q_norm, self.k_norm = (
                 RMSNorm(size, config.norm_eps, adds_one=config.norm_adds_one)
@@ -193,12 +217,14 @@ class CausalSelfAttention(nn.Module):
         if self.norm_over_heads:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (y.view(B, T, -1, self.head_dim) for y in (q, k))
-        if not self.norm_over_heads:
+        if not self.norm_over_heads and not self.norm_after_rope:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, H, T, D), (B, n_kv_heads, T, D)
         v = v.view(B, T, self.n_kv_heads, self.head_dim).transpose(1, 2)
         if context.rope is not None:
             q, k = fused.rotate(q, *context.rope), fused.rotate(k, *context.rope)
+        if self.norm_after_rope:
+            q, k = self.q_norm(q), self.k_norm(k)
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)  # (B, n_kv_heads, S, D)
         mask = context.mask
@@ -236,6 +262,8 @@ class FeedForward(nn.Module):
             hidden = fused.gelu_tanh(self.gate_proj(x)) * x_up
         elif self.activation == "relu":
             hidden = F.relu(x_up)
+        elif self.activation == "relu2":
+            hidden = F.relu(x_up).square()
         elif self.activation == "gelu_tanh":
             hidden = fused.gelu_tanh(x_up)
         else:
@@ -256,7 +284,7 @@ class Block(nn.Module):
         self.attention = CausalSelfAttention(config, layer, dropout)
         if self.normalizes_outputs:
             self.attention_output_norm = make_norm(config)
-        if before:
+        if before and self.placement != "shared":
             self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config, dropout)
         if self.normalizes_outputs:
@@ -270,7 +298,7 @@ class Block(nn.Module):
             return out
         after_attention = x + self.attention_out(x, context)
         return after_attention + self.feed_forward_out(
-            x if self.placement == "parallel" else after_attention
+            x if self.placement in ("parallel", "shared") else after_attention
         )
 
     def attention_out(self, x: Tensor, context: ForwardContext) -> Tensor:
@@ -289,7 +317,9 @@ class Block(nn.Module):
 
         Not for post-norm blocks.
         """
-        x = x if self.placement == "output" else self.feed_forward_norm(x)
+        if self.placement != "output":
+            norm = self.attention_norm if self.placement == "shared" else self.feed_forward_norm
+            x = norm(x)
         out = self.feed_forward(x)
         if self.normalizes_outputs:
             out = self.feed_forward_output_norm(out)
@@ -325,8 +355,13 @@ class Transformer(nn.Module):
         self.final_norm = (
             nn.Identity() if config.post_norm else make_norm(config, divisor=config.logits_divisor)
         )
+        self.lm_head: nn.Module
         if not config.tied_embeddings:
-            self.lm_head = Linear(config.d_model, config.vocab_size, bias=False, std=0.02)
+            bias = config.head_bias
+            self.lm_head = Linear(config.d_model, config.vocab_size, bias=bias, std=0.02)
+        elif config.head_bias:
+            self.lm_head = nn.Module()
+            self.lm_head.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.make_tables()
 
     @classmethod
@@ -417,11 +452,30 @@ class Transformer(nn.Module):
     def output_weight(self) -> Tensor:
         """The matrix (V, C) that maps hidden states to logits; may be the token embedding."""
         owner = self.token_embedding if self.config.tied_embeddings else self.lm_head
+        assert isinstance(owner.weight, Tensor)
         return owner.weight
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """The vector (V,) that is added to the logits, None in most families."""
+        if not self.config.head_bias:
+            return None
+        assert isinstance(self.lm_head.bias, Tensor)
+        return self.lm_head.bias
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        return stored_product(x, self.output_weight)
+        logits = stored_product(x, self.output_weight)
+        return logits if self.output_bias is None else logits + self.output_bias
+
+    def as_product(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x (..., n) and a matrix (V, n) whose product is `logits(x)`. A bias is one more
+        column of the matrix, beside a 1 in x."""
+        weight, bias = self.output_weight, self.output_bias
+        if bias is None:
+            return x, weight
+        column = bias[:, None].to(weight.dtype)
+        return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1), torch.cat([weight, column], 1)
 
     def reserve_positions(self, n: int) -> None:
         """Compute the position tables of at least `n` positions, if they are shorter."""

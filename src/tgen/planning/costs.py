@@ -36,6 +36,7 @@ def outer_shapes(model: ModelConfig) -> list[TensorShape]:
     shapes: list[TensorShape] = [(model.vocab_size, model.d_model)] * (2 - model.tied_embeddings)
     if model.position == "learned":
         shapes.append((model.context_length, model.d_model))
+    shapes += [(model.vocab_size,)] * model.head_bias
     return shapes + ([] if model.post_norm else _norm(model))
 
 
@@ -51,7 +52,8 @@ def block_shapes(model: ModelConfig) -> list[TensorShape]:
     if model.qk_norm:
         n_heads = (model.n_heads, model.n_kv_heads) if model.qk_norm_over_heads else (1, 1)
         shapes += [(n * model.head_dim,) for n in n_heads]
-    return shapes + (4 if model.norm_placement == "sandwich" else 2) * _norm(model)
+    n_norms = {"sandwich": 4, "shared": 1}.get(model.norm_placement, 2)
+    return shapes + n_norms * _norm(model)
 
 
 def block_matrices(model: ModelConfig) -> list[TensorShape]:
@@ -84,7 +86,8 @@ def n_elements(shapes: Iterable[TensorShape], *, n_ranks: int = 1) -> int:
 
 
 def _norm(model: ModelConfig) -> list[TensorShape]:
-    return [(model.d_model,)] * (1 if model.norm == "rms_norm" else 2)
+    n = {"none": 0, "weight": 1, "all": 1 if model.norm == "rms_norm" else 2}
+    return [(model.d_model,)] * n[model.norm_parameters]
 
 
 class MeasuredStep(NamedTuple):

@@ -139,7 +139,7 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         beta1=0.8 if untied else 0.9,
         beta2=0.95 if untied else 0.98,
         bigram_start=bigram_start,
-        temperature_scaling=not run.model.post_norm,
+        temperature_scaling=run.model.scales_logits,
         warmup_steps=min(_WARMUP_STEPS, budget.steps // 10),
         eval_every=eval_every,
         eval_tokens=eval_tokens,

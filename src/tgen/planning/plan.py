@@ -213,9 +213,10 @@ def check_settings(
             "remove bigram_start: it needs --family qwen3, tied_embeddings=false and a vocabulary "
             "of at most 8,192 tokens",
         )
-    if config.temperature_scaling and (model.post_norm or config.lora is not None):
+    if config.temperature_scaling and (not model.scales_logits or config.lora is not None):
         raise UsageError(
-            "temperature_scaling=true cannot be combined with post-norm models (classic) or LoRA",
+            "temperature_scaling=true cannot be combined with LoRA or with models without a weight "
+            "of a final norm (classic, olmo)",
             "remove --set temperature_scaling=true",
         )
     if steps is not None and steps <= config.warmup_steps:

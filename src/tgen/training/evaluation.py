@@ -197,7 +197,8 @@ def loss_sum(model: Transformer, batch: DeviceBatch, precision: Precision) -> Te
     loss_mask = None if batch.loss_mask is None else batch.loss_mask.flatten()
     with _autocast(batch.tokens.device, precision):
         x = model.hidden_states(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
-        return cross_entropy(x, model.output_weight, batch.tokens[:, 1:].flatten(), loss_mask)
+        x, weight = model.as_product(x)
+        return cross_entropy(x, weight, batch.tokens[:, 1:].flatten(), loss_mask)
 
 
 class LossModule(nn.Module):
@@ -229,7 +230,7 @@ class LossModule(nn.Module):
             for i, x in enumerate(hidden):
                 loss_mask = None if batch.loss_mask is None else batch.loss_mask[i]
                 targets = batch.tokens[i, 1:]
-                head = self.model.output_weight
+                x, head = self.model.as_product(x)
                 sums.append(
                     loss_and_derivatives(x, head, targets, loss_mask, logit_scale=logit_scale)
                 )

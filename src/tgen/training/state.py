@@ -204,6 +204,8 @@ def weights_of(
         weights["final_norm.weight"] = (weights["final_norm.weight"] + one) * logit_scale - one
         if "final_norm.bias" in weights:
             weights["final_norm.bias"] = weights["final_norm.bias"] * logit_scale
+        if "lm_head.bias" in weights:
+            weights["lm_head.bias"] = weights["lm_head.bias"] * logit_scale
     return weights
 
 

@@ -33,6 +33,8 @@ YARN = RopeScaling(
 )
 LINEAR = RopeScaling(kind="linear", factor=4.0)
 GEMMA = {"attention_scale": 0.25}  # 1 / sqrt(head_dim)
+WINDOWS = {"n_layers": 5, "sliding_layers": (True, True, True, False, True)}
+OLMO3 = WINDOWS | {"local_rope_theta": 500_000.0}
 SMOLLM3 = {"n_layers": 5, "rope_layers": (True, True, True, False, True)}
 ROUND_TRIPS = [
     ("gpt2", {}),
@@ -53,8 +55,29 @@ ROUND_TRIPS = [
     ("starcoder2", {"sliding_window": None}),
     ("starcoder2", {}),
     ("mistral", {"sliding_window": 20}),
+    ("gemma", {}),
+    ("olmo", {}),
+    ("olmo3", OLMO3),
+    ("phi", {}),
+    ("gpt_bigcode", {}),
+    ("stablelm", {}),
+    ("stablelm", {"norm_placement": "pre", "attention_bias": True}),
+    ("cohere", {}),
+    ("cohere2", WINDOWS),
+    ("glm4", {}),
+    ("arcee", {}),
+    ("seed_oss", {}),
+    ("hunyuan", {}),
+    ("exaone4", {"sliding_window": None, "sliding_layers": None}),
 ]
 REFUSED = [
+    ("opt", {}, "the opt family"),
+    ("olmo3", OLMO3 | {"n_layers": 2, "sliding_layers": (True, False)}, "sliding_layers"),
+    ("olmo3", OLMO3 | {"local_rope_theta": 100.0}, "local_rope_theta"),
+    ("cohere2", {}, "sliding_layers"),
+    ("exaone4", {}, "sliding_layers"),
+    ("cohere", {"tied_embeddings": False}, "an LM head of its own"),
+    ("seed_oss", {"output_bias": True}, "output_bias=True in GGUF"),
     ("gpt_neo", {}, "the gpt_neo family"),
     ("gpt_neox", {"attention_bias": False, "output_bias": False}, "attention_bias=False"),
     ("gpt_neox", {"activation": "gelu_tanh"}, "activation=gelu_tanh"),
@@ -108,7 +131,7 @@ def test_what_llama_cpp_lacks_is_refused(family, values, reason, tokenizer, tmp_
 
 def test_every_family_is_written_or_refused():
     assert {family for family, *_ in ROUND_TRIPS} == set(ARCHITECTURES)
-    assert set(FAMILIES) - set(ARCHITECTURES) == {"classic", "gpt_neo"}
+    assert set(FAMILIES) - set(ARCHITECTURES) == {"classic", "gpt_neo", "opt", "gptj", "ministral3"}
 
 
 def test_other_attention_factor_is_refused(tokenizer, tmp_path, monkeypatch):

@@ -53,6 +53,9 @@ LONGROPE = RopeScaling(
     long_factor=(2.0, 3.0, 4.0, 5.0),
 )
 GEMMA = {"attention_scale": 0.25}  # 1 / sqrt(head_dim)
+WINDOWS = {"n_layers": 5, "sliding_layers": (True, True, True, False, True)}
+OLMO3 = WINDOWS | {"local_rope_theta": 500_000.0}
+WITHOUT_WINDOW = {"sliding_window": None, "sliding_layers": None}
 SMOLLM3 = {"n_layers": 5, "rope_layers": (True, True, True, False, True)}
 MODELS = [
     ("gpt2", {}),
@@ -79,6 +82,24 @@ MODELS = [
     ("granite", {"tied_embeddings": True}),
     ("starcoder2", {"sliding_window": None}),
     ("llama", {"rope_scaling": YARN, "head_dim": 16}),
+    ("gemma", {"head_dim": 16}),
+    ("olmo", {}),
+    ("olmo3", OLMO3),
+    ("olmo3", OLMO3 | {"rope_scaling": YARN}),
+    ("phi", {}),
+    ("gpt_bigcode", {}),
+    ("gpt_bigcode", {"n_kv_heads": 4, "tied_embeddings": False}),
+    ("stablelm", {"attention_bias": True}),
+    ("stablelm", {"norm_placement": "pre", "tied_embeddings": True}),
+    ("cohere", {}),
+    ("cohere2", WINDOWS),
+    ("glm4", {"head_dim": 16, "rotary_dim": 8}),
+    ("arcee", {"rope_scaling": SCALED}),
+    ("seed_oss", {"head_dim": 16}),
+    ("seed_oss", {"attention_bias": False}),
+    ("hunyuan", {"head_dim": 16}),
+    ("exaone4", WITHOUT_WINDOW),
+    ("exaone4", WITHOUT_WINDOW | {"rope_scaling": SCALED}),
 ]
 
 
@@ -134,7 +155,8 @@ def assert_near_tie(ours, ids, answer, continuation):
 
 def tolerance(family):
     """Largest difference of logits: ggml looks up GELU in a float16 table."""
-    return {"gpt2": 2e-3, "gpt_neox": 2e-3, "gemma3": 5e-3, "starcoder2": 2e-3}.get(family, 1e-4)
+    gelu = ("gpt2", "gpt_neox", "starcoder2", "phi", "gpt_bigcode")
+    return (dict.fromkeys(gelu, 2e-3) | {"gemma": 5e-3, "gemma3": 5e-3}).get(family, 1e-4)
 
 
 @pytest.mark.parametrize(("family", "values"), MODELS)

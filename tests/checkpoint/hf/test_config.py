@@ -267,6 +267,12 @@ REFUSED = {
         {"num_key_value_heads": 3},
         "num_key_value_heads: .* 3; set num_key_value_heads to a divisor of num_attention_heads=4",
     ),
+    "OPT-350M": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
+    "projected embeddings": ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim=16"),
+    "clipped queries": ("olmo", {"clip_qkv": 8.0}, r"clip_qkv=8\.0"),
+    "command-r-plus": ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
+    "other activation": ("arcee", {"hidden_act": "relu"}, "activation.*to relu2"),
+    "zero logit scale": ("cohere", {"logit_scale": 0}, "invalid value"),
     "too large": ("llama", {"vocab_size": 2**31}, "an integer from 1 to 2,147,483,647"),
     "division by zero": ("llama", {"rope_scaling": YARN | SINGULAR}, "invalid value"),
     "theta without a logarithm": ("llama", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta"),
@@ -302,14 +308,22 @@ def test_an_impossible_default_is_named_as_one():
         from_json(sizes | {"vocab_size": 300, "model_type": "mistral"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("gemma2", "soft caps"), ("nanochat", "soft cap"), ("apertus", "xIELU")]
+)
+def test_known_models_that_are_not_supported_are_refused_with_the_reason(kind, reason):
+    with pytest.raises(ModelError, match=f"unsupported model type '{kind}': .*{reason}") as caught:
+        read(kind)
+    assert "olmo2" in caught.value.hint
+
+
 OTHER_MODELS = {
     "gemma3": ({"text_config": {"model_type": "gemma3_text"}}, "images.* of type gemma3_text"),
     "llava": ({"text_config": {"model_type": "vicuna"}, "vision_config": {}}, "images"),
     "mixtral": ({"num_local_experts": 8}, "mixture of experts"),
     "qwen3_moe": ({"num_experts": 128}, "mixture of experts"),
     "granitemoe": ({"num_local_experts": 40}, "mixture of experts"),
-    "olmo3": ({}, "olmo2"),
-    "gemma2": ({}, "gemma3_text"),
+    "olmo_hybrid": ({}, "olmo2"),
 }
 
 

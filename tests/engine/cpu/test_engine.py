@@ -87,6 +87,11 @@ SHAPES = {
         residual_scale=0.5,
         logits_divisor=4.0,
     ),
+    "no norm parameters": dict(family="olmo", n_kv_heads=2),
+    "output bias": dict(family="phi", n_kv_heads=2, rotary_dim=6),
+    "shared norm": dict(family="cohere", n_kv_heads=2, logits_divisor=4.0, d_model=40),
+    "squared relu": dict(family="arcee", n_kv_heads=2),
+    "norm after the rotation": dict(family="hunyuan", head_dim=12),
     "yarn": dict(
         family="llama",
         rope_scaling=RopeScaling(

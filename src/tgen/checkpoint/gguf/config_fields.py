@@ -14,14 +14,17 @@ from tgen.checkpoint.dtypes import Floats, to_float32
 from tgen.checkpoint.gguf import tensor_names
 from tgen.checkpoint.gguf.architectures import (
     ARCHITECTURES,
+    BIASES,
     NOPE_STEP,
-    OPTIONAL_BIASES,
-    gemma_pattern,
+    WINDOW_STEP,
+    exaone_step,
     gemma_scale,
+    window_pattern,
     yarn_attention_factor,
 )
 from tgen.checkpoint.gguf.header import Header, read_tensors
 from tgen.checkpoint.hf.config_values import require_layers, require_positive_integer
+from tgen.checkpoint.hf.families import UNSUPPORTED
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
 from tgen.model.rope import scale_frequencies
@@ -32,6 +35,7 @@ _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_l
 HINT = "use a model with linear, yarn or Llama 3 RoPE scaling"
 _FAMILIES = {one.name: family for family, one in reversed(ARCHITECTURES.items())}
 _DAMAGED, _UNSUPPORTED = "download or export the file again", "use another model"
+_ATTENTION_BIASES = {"attention_bias", "output_bias"}
 _SCALES = {  # Granite's
     "embedding_scale": "embedding_scale",
     "attention.scale": "attention_scale",
@@ -121,11 +125,13 @@ def to_fields(config: ModelConfig) -> dict[str, Any]:
     if config.sliding_window is not None or config.family == "phi3":
         fields["attention.sliding_window"] = config.sliding_window or 0
     match config.family:
-        case "gpt_neox":
-            fields["use_parallel_residual"] = config.norm_placement == "parallel"
+        case "gpt_neox" | "stablelm":
+            fields["use_parallel_residual"] = config.norm_placement in ("parallel", "shared")
+        case "cohere" | "cohere2":
+            fields["logit_scale"] = 1 / config.logits_divisor
         case "gemma3":
             fields["rope.freq_base_swa"] = config.local_rope_theta
-            fields["attention.sliding_window_pattern"] = gemma_pattern(config)
+            fields["attention.sliding_window_pattern"] = window_pattern(config)
         case "granite":
             fields |= {key: float(_scale(config, name)) for key, name in _SCALES.items()}
     fields |= _scaling_fields(config)
@@ -170,8 +176,9 @@ def read_config(header: Header) -> ModelConfig:
     _check_is_model(header)
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _FAMILIES:
+        reason = UNSUPPORTED.get(architecture) if isinstance(architecture, str) else None
         raise ModelError(
-            f"unknown GGUF architecture {architecture!r}"[:200],
+            f"unknown GGUF architecture {architecture!r}{f': {reason}' if reason else ''}"[:200],
             f"use one of {', '.join(sorted(_FAMILIES))}",
         )
     prefix = f"{architecture}."
@@ -186,9 +193,10 @@ def read_config(header: Header) -> ModelConfig:
     }
     family, window = _FAMILIES[architecture], own.get("attention.sliding_window", 0)
     # llama.cpp runs a mistral as a llama and ignores the window
-    if architecture == "llama" and window != 0:
-        family = "mistral"
-    if window != 0 and family in ("mistral", "phi3", "gemma3", "starcoder2"):
+    if window != 0:
+        family = {"llama": "mistral", "olmo2": "olmo3"}.get(family, family)
+    layered = ("olmo3", "cohere2", "exaone4")
+    if window != 0 and family in ("mistral", "phi3", "gemma3", "starcoder2", *layered):
         values["sliding_window"] = _integer(own, "attention.sliding_window")
     implied = FAMILIES[family]
     rms = "_rms" if implied["norm"] == "rms_norm" else ""
@@ -196,12 +204,13 @@ def read_config(header: Header) -> ModelConfig:
     if implied["position"] == "rotary":
         values |= _read_rope(header, own, values)
     values |= _read_family(family, own, values)
-    if ARCHITECTURES[family].optional_biases:
-        values |= {field: tensor in entries for field, tensor in OPTIONAL_BIASES.items()}
-        if values["attention_bias"] != values["output_bias"]:
-            has, lacks = OPTIONAL_BIASES["attention_bias"], OPTIONAL_BIASES["output_bias"]
-            has, lacks = (has, lacks) if values["attention_bias"] else (lacks, has)
-            raise ModelError(f"it has {has}, but not {lacks}", _UNSUPPORTED)
+    if family == "stablelm":
+        values["norm_placement"] = "pre" if "blk.0.ffn_norm.weight" in entries else "shared"
+    values |= {name: BIASES[name] in entries for name in ARCHITECTURES[family].optional_biases}
+    if _ATTENTION_BIASES.issubset(ARCHITECTURES[family].optional_biases):
+        lacks, has = sorted(_ATTENTION_BIASES, key=lambda name: values[name])
+        if values[has] and not values[lacks]:
+            raise ModelError(f"it has {BIASES[has]}, but not {BIASES[lacks]}", _UNSUPPORTED)
     return ModelConfig(**implied | values, family=family)
 
 
@@ -271,9 +280,23 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
         case "gpt_neox":
             parallel = own.get("use_parallel_residual", True) is True
             return {"norm_placement": "parallel" if parallel else "pre"}
+        case "gemma":
+            return {"embedding_scale": math.sqrt(shape["d_model"])}
+        case "cohere":
+            return {"logits_divisor": 1 / _number(own, "logit_scale")}
+        case "olmo3":
+            return {"local_rope_theta": shape["rope_theta"]} | _windows(WINDOW_STEP, layers)
+        case "cohere2":
+            windows = _windows(WINDOW_STEP, layers)
+            divisor = {"logits_divisor": 1 / _number(own, "logit_scale")}
+            return divisor | windows | {"rope_layers": windows["sliding_layers"]}
+        case "exaone4":
+            windows = _windows(exaone_step(len(layers)), layers)
+            if not any(windows["sliding_layers"] or ()):
+                return {"sliding_window": None}
+            return windows | {"rope_layers": windows["sliding_layers"]}
         case "gemma3":
             n = _integer(own, "attention.sliding_window_pattern", _GEMMA_PATTERN)
-            sliding = tuple((layer + 1) % n != 0 for layer in layers)
             names = ("d_model", "n_heads", "head_dim")
             return {
                 "embedding_scale": math.sqrt(shape["d_model"]),
@@ -281,8 +304,7 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
                     len(layers), **{name: shape[name] for name in names}
                 ),
                 "local_rope_theta": _number(own, "rope.freq_base_swa", 10_000.0),
-                "sliding_layers": None if all(sliding) else sliding,
-            }
+            } | _windows(n, layers)
         case "smollm3":
             rotates = tuple((layer + 1) % NOPE_STEP != 0 for layer in layers)
             return {"rope_layers": None if all(rotates) else rotates}
@@ -290,6 +312,12 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
             scales = {name: _number(own, key, 0.0) for key, name in _SCALES.items()}
             return {name: scale for name, scale in scales.items() if scale}
     return {}
+
+
+def _windows(n: int, layers: range) -> dict[str, Any]:
+    """Return which layers have the window if every n-th has none."""
+    sliding = tuple((layer + 1) % n != 0 for layer in layers)
+    return {"sliding_layers": None if all(sliding) else sliding}
 
 
 def _rope_scaling(

@@ -42,14 +42,17 @@ def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
     for mapping in families.tensor_mappings(config):
         prefix, stem, part = _split_name(mapping.ours[-1])  # of a fused gate: up_proj
         shapes = tuple(shape[::-1] if mapping.transposed else shape for shape in mapping.shapes)
-        names = [f"attn_{letter}" for letter in "qkv"] if len(shapes) == 3 else [_NAMES[stem]]
-        rotates_neighbors = ARCHITECTURES[config.family].rotates_neighbors and len(shapes) == 3
+        architecture = ARCHITECTURES[config.family]
+        own = _NAMES | {"feed_forward_norm": architecture.feed_forward_norm}
+        names = [f"attn_{letter}" for letter in "qkv"] if len(shapes) == 3 else [own[stem]]
+        rotates_neighbors = architecture.rotates_neighbors and len(shapes) == 3
         yield TensorMapping(
             mapping.ours,
             mapping.rows,
             tuple(f"{prefix}{name}.{part}" for name in names),
             shapes,
             interleaved_halves=(config.n_heads, config.n_kv_heads, 0) if rotates_neighbors else (),
+            n_rotated=config.n_rotated,
             adds_one=config.norm_adds_one and len(shapes[0]) == 1 and part == "weight",
         )
 
@@ -80,9 +83,11 @@ def from_gguf_arrays(
 def _stack_quantized(mapping: TensorMapping, parts: list[Any]) -> Iterator[tuple[str, Any]]:
     for i, heads in enumerate(mapping.interleaved_halves):
         if heads and isinstance(parts[i], QuantizedMatrix):
-            parts[i] = parts[i].map_rows(partial(separate_halves, heads=heads))
+            parts[i] = parts[i].map_rows(
+                partial(separate_halves, heads=heads, n_rotated=mapping.n_rotated)
+            )
         else:
-            parts[i] = separate_halves(parts[i], heads)
+            parts[i] = separate_halves(parts[i], heads, mapping.n_rotated)
     stacked = parts[0] if len(parts) == 1 else QuantizedMatrix.stack(parts)
     split = stacked.split(mapping.rows) if len(mapping.rows) > 1 else [stacked]
     return zip(mapping.ours, split, strict=True)

@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint.hf.config_values import ConfigValues, require_layers, require_values
-from tgen.checkpoint.hf.families import COMMON_DEFAULTS, FAMILY_LAYOUTS, FamilyLayout
+from tgen.checkpoint.hf.families import (
+    COMMON_DEFAULTS,
+    FAMILY_LAYOUTS,
+    UNSUPPORTED,
+    FamilyLayout,
+)
 from tgen.checkpoint.hf.layer_types import layer_types_json, read_layer_types
 from tgen.checkpoint.hf.rope_config import read_rope, rope_json
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
-from tgen.config import FAMILIES, GATED, ModelConfig
+from tgen.config import FAMILIES, GATED, SCALED_EMBEDDINGS, ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files
 
 _FAMILY_BY_MODEL_TYPE = {layout.model_type: name for name, layout in FAMILY_LAYOUTS.items()}
+_KNOWN = f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}"
 # transformers' names of each activation, the one to write first; gated ones have names of their own
 _ACTIVATIONS = {
     "relu": ("relu",),
+    "relu2": ("relu2",),
     "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
     "gelu": ("gelu",),
     "swiglu": ("silu", "swish"),
@@ -100,16 +107,26 @@ def to_json(
         # transformers loads the sinusoid as learned positions; tgen must know that it is computed.
         own["tgen"] = {"position": config.position}
         activation = "gelu" if activation == "gelu_new" else activation  # which is the tanh form
-    if config.family == "gpt2":
+    if "n_inner" in own:
         own["n_inner"] = None if config.d_ff == 4 * config.d_model else config.d_ff
     if config.family == "granite":
         own["attention_multiplier"] = config.score_scale
     if config.family == "gpt_neox":
         own["use_parallel_residual"] = config.norm_placement == "parallel"
+    if config.family == "stablelm":
+        own["use_parallel_residual"] = config.norm_placement == "shared"
+    if config.family in ("cohere", "cohere2"):
+        own["logit_scale"] = 1 / config.logits_divisor
+    if config.family == "gptj":
+        own["rotary_dim"] = config.n_rotated
+    if config.family == "opt":
+        own["word_embed_proj_dim"] = config.d_model
+    if config.family == "gpt_bigcode":
+        own["multi_query"] = config.n_kv_heads == 1
     if config.family == "gemma3":
         scalar = round(config.score_scale**-2, 6)  # version 5 wants an integer
         own[_QUERY_SCALAR] = int(scalar) if scalar.is_integer() else scalar
-    rope = rope_json(config) if config.position == "rotary" else {}
+    rope = rope_json(config) if config.position == "rotary" and config.family != "gptj" else {}
     activations = {layout.activation_key: activation}
     return {**common, **own, **activations, **layer_types_json(config), **layout.constants, **rope}
 
@@ -118,6 +135,8 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     """Return the model that config.json describes; raises ModelError for unsupported models."""
     json = text_part(json)
     model_type = json.get("model_type")
+    if isinstance(model_type, str) and (reason := UNSUPPORTED.get(model_type)):
+        raise ModelError(f"unsupported model type {model_type!r}: {reason}", _KNOWN)
     if not isinstance(model_type, str) or model_type not in _FAMILY_BY_MODEL_TYPE:
         raise ModelError(f"unknown model type {model_type!r}"[:200], _other_model_hint(json))
     if quantized := json.get("quantization_config") or json.get("quantization"):
@@ -153,7 +172,7 @@ def _in_keys(family: str, text: str) -> str:
 
 
 def _other_model_hint(json: Mapping[str, Any]) -> str:
-    known = f"use one of {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}"
+    known = _KNOWN
     if any(key.endswith("_experts") and json[key] for key in json):  # num_, num_local_, n_routed_
         return f"this is a mixture of experts; {known}"
     if isinstance(text := json.get("text_config"), dict):
@@ -187,7 +206,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 read[field] = values.number(key)
     require_layers(read["n_layers"])
-    if "attention_bias" in read:
+    if "attention_bias" in read and layout.output_bias:
         read["output_bias"] = read["attention_bias"]
     if family == "classic":
         own = json.get("tgen")
@@ -195,6 +214,16 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     if family == "gpt_neox":
         parallel = values.boolean("use_parallel_residual")
         read["norm_placement"] = "parallel" if parallel else "pre"
+    if family == "stablelm":
+        read["norm_placement"] = "shared" if values.boolean("use_parallel_residual") else "pre"
+    if family in ("cohere", "cohere2"):
+        read["logits_divisor"] = 1 / values.number("logit_scale")
+    if family == "gpt_bigcode" and values.boolean("multi_query"):
+        read["n_kv_heads"] = 1
+    if family == "opt":
+        require_values(json, {"word_embed_proj_dim": d_model})
+    if family == "gptj" and (n := values.integer("rotary_dim")) != read["head_dim"]:
+        read["rotary_dim"] = n
     if family == "gemma3":
         scalar = values.number(_QUERY_SCALAR)
         if scalar <= 0:
@@ -202,6 +231,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
                 f"config.json has {_QUERY_SCALAR}={scalar}", f"set {_QUERY_SCALAR} to a number > 0"
             )
         read["attention_scale"] = scalar**-0.5
+    if family in SCALED_EMBEDDINGS:
         read["embedding_scale"] = d_model**0.5
     if FAMILIES[family]["position"] == "rotary":
         read |= read_rope(family, values, head_dim=read["head_dim"])
@@ -214,8 +244,8 @@ def _read_activation(family: str, layout: FamilyLayout, values: ConfigValues) ->
     implied = FAMILIES[family]["activation"]
     allowed = {implied} if implied in GATED else _ACTIVATIONS.keys() - GATED
     known = {theirs: ours for ours in allowed for theirs in _ACTIVATIONS[ours]}
-    if family == "classic":
-        known["gelu"] = "gelu_tanh"  # openai-gpt's is the tanh form
+    if family in ("classic", "gemma"):
+        known["gelu"] = implied if family == "gemma" else "gelu_tanh"  # theirs is the tanh form
     if not isinstance(name, str) or name not in known:
         raise ModelError(
             f"config.json: unknown activation {name!r}"[:200],

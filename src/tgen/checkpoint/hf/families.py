@@ -71,6 +71,24 @@ _GPT_NEOX_NAMES = dict(
     attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm",
 )  # fmt: skip
 
+_GPTJ_NAMES = _GPT2_NAMES | dict(
+    qkv_proj="attn.q_proj attn.k_proj attn.v_proj", o_proj="attn.out_proj",
+    up_proj="mlp.fc_in", down_proj="mlp.fc_out",
+)  # fmt: skip
+_TWO_MATRICES = dict(up_proj="mlp.fc1", down_proj="mlp.fc2")
+_OPT_NAMES = dict(
+    token_embedding="model.decoder.embed_tokens", lm_head="lm_head",
+    position_embedding="model.decoder.embed_positions",
+    final_norm="model.decoder.final_layer_norm", block="model.decoder.layers.{}.",
+    qkv_proj="self_attn.q_proj self_attn.k_proj self_attn.v_proj", o_proj="self_attn.out_proj",
+    up_proj="fc1", down_proj="fc2",
+    attention_norm="self_attn_layer_norm", feed_forward_norm="final_layer_norm",
+)  # fmt: skip
+_GLM4_NAMES = _LLAMA_NAMES | dict(
+    attention_output_norm="post_self_attn_layernorm", feed_forward_output_norm="post_mlp_layernorm",
+    gate_proj="mlp.gate_up_proj",
+)  # fmt: skip
+
 # config.json key -> field of ModelConfig, with the same value.
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -83,6 +101,7 @@ _SIZES = {
 }
 _RMS_NORM = _SIZES | {"num_key_value_heads": "n_kv_heads", "rms_norm_eps": "norm_eps"}
 _LLAMA_KEYS = _RMS_NORM | {"head_dim": "head_dim"}
+_LAYER_NORM = _SIZES | {"num_key_value_heads": "n_kv_heads", "layer_norm_eps": "norm_eps"}
 _ATTENTION_BIAS = {"attention_bias": "attention_bias"}  # and output_bias
 _BIASES = _ATTENTION_BIAS | {"mlp_bias": "feed_forward_bias"}
 _GPT2_KEYS = {
@@ -117,6 +136,10 @@ class FamilyLayout(NamedTuple):
     interleaved_qkv: bool = False  # stored head by head, each with its query, key and value
     fused_gate: bool = False  # gate and up projection are one tensor
     windowed: bool = False  # sliding_window, if it is not null, applies to all layers
+    pattern: int | None = None  # every n-th layer has no window, unless config.json says which
+    rotates_neighbors: bool = False  # pairs (x_2i, x_2i+1), where tgen has (x_i, x_i+n/2)
+    unused_positions: int = 0  # first rows of the position embedding that no token has
+    output_bias: bool = True  # attention_bias is also that of the output projection
 
 
 COMMON_DEFAULTS = {
@@ -133,6 +156,12 @@ COMMON_DEFAULTS = {
     "num_key_value_heads": None,  # as many as heads
     "head_dim": None,  # hidden_size / num_attention_heads
     "sliding_window": None,
+}
+_COHERE_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500_000.0,
+    "logit_scale": 0.0625,
 }
 FAMILY_LAYOUTS = {
     "classic": FamilyLayout(
@@ -243,6 +272,7 @@ FAMILY_LAYOUTS = {
         },
         required={"use_bidirectional_attention": False, "final_logit_softcapping": None},
         activation_key="hidden_activation",
+        pattern=6,
     ),
     "olmo2": FamilyLayout(
         "olmo2",
@@ -301,6 +331,198 @@ FAMILY_LAYOUTS = {
         required={"use_bias": True},
         windowed=True,
     ),
+    "gemma": FamilyLayout(
+        "gemma",
+        "GemmaForCausalLM",
+        keys=_LLAMA_KEYS | _ATTENTION_BIAS,
+        defaults={
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        required={"use_bidirectional_attention": False},
+    ),
+    "olmo": FamilyLayout(
+        "olmo",
+        "OlmoForCausalLM",
+        keys=_SIZES | _ATTENTION_BIAS | {"num_key_value_heads": "n_kv_heads"},
+        required={"clip_qkv": None},
+    ),
+    "olmo3": FamilyLayout(
+        "olmo3",
+        "Olmo3ForCausalLM",
+        _LLAMA_NAMES | _OUTPUT_NORMS,
+        _RMS_NORM | _ATTENTION_BIAS,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window": 4096},
+        pattern=4,
+    ),
+    "phi": FamilyLayout(
+        "phi",
+        "PhiForCausalLM",
+        _LLAMA_NAMES
+        | _TWO_MATRICES
+        | {"o_proj": "self_attn.dense", "final_norm": "model.final_layernorm"},
+        _LAYER_NORM,
+        defaults={"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
+        constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+        required={"qk_layernorm": False},
+    ),
+    "gptj": FamilyLayout(
+        "gptj",
+        "GPTJForCausalLM",
+        _GPTJ_NAMES,
+        _GPT2_KEYS | {"n_inner": "d_ff"},
+        defaults={"n_inner": None, "rotary_dim": 64},
+        constants=_NO_DROPOUT,
+        activation_key="activation_function",
+        rotates_neighbors=True,
+    ),
+    "opt": FamilyLayout(
+        "opt",
+        "OPTForCausalLM",
+        _OPT_NAMES,
+        {key: field for key, field in _SIZES.items() if field != "d_ff"} | {"ffn_dim": "d_ff"},
+        defaults={"tie_word_embeddings": True, "ffn_dim": 3072, "activation_function": "relu"},
+        constants={"dropout": 0.0},
+        required={
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        activation_key="activation_function",
+        unused_positions=2,
+    ),
+    "gpt_bigcode": FamilyLayout(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        _GPT2_NAMES,
+        _GPT2_KEYS | {"n_inner": "d_ff"},
+        defaults={
+            "tie_word_embeddings": True,
+            "n_positions": 1024,
+            "n_inner": None,
+            "activation_function": "gelu_pytorch_tanh",
+            "multi_query": True,
+        },
+        constants=_NO_DROPOUT,
+        required={"scale_attn_weights": True, "add_cross_attention": False},
+        activation_key="activation_function",
+        interleaved_qkv=True,
+    ),
+    "stablelm": FamilyLayout(
+        "stablelm",
+        "StableLmForCausalLM",
+        keys=_LAYER_NORM | {"use_qkv_bias": "attention_bias"},
+        defaults={
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+            "use_qkv_bias": False,
+            "use_parallel_residual": False,
+        },
+        required={"qk_layernorm": False},
+        output_bias=False,
+    ),
+    "cohere": FamilyLayout(
+        "cohere",
+        "CohereForCausalLM",
+        keys=_LAYER_NORM | _ATTENTION_BIAS,
+        defaults=_COHERE_DEFAULTS,
+        required={"use_qk_norm": False},
+        rotates_neighbors=True,
+    ),
+    "cohere2": FamilyLayout(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        keys=_LAYER_NORM | _ATTENTION_BIAS,
+        defaults=_COHERE_DEFAULTS | {"rope_theta": 10_000.0, "sliding_window": 4096},
+        pattern=4,
+        rotates_neighbors=True,
+    ),
+    "glm4": FamilyLayout(
+        "glm4",
+        "Glm4ForCausalLM",
+        _GLM4_NAMES,
+        _LLAMA_KEYS | _ATTENTION_BIAS,
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1.5625e-7,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        fused_gate=True,
+        rotates_neighbors=True,
+        output_bias=False,
+    ),
+    "ministral3": FamilyLayout(
+        "ministral3",
+        "Ministral3ForCausalLM",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262_144,
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        windowed=True,
+    ),
+    "arcee": FamilyLayout(
+        "arcee",
+        "ArceeForCausalLM",
+        keys=_LLAMA_KEYS | _BIASES,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "hidden_act": "relu2",
+        },
+    ),
+    "seed_oss": FamilyLayout(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        keys=_LLAMA_KEYS | _BIASES | {"attention_out_bias": "output_bias"},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524_288,
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
+        constants={"attention_dropout": 0.0, "residual_dropout": 0.0},
+        output_bias=False,
+    ),
+    "hunyuan": FamilyLayout(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        _LLAMA_NAMES | {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"},
+        _LLAMA_KEYS | _ATTENTION_BIAS,
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "exaone4": FamilyLayout(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        _LLAMA_NAMES | _OUTPUT_NORMS,
+        defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+        pattern=4,
+    ),
+}
+# Model types whose layers tgen lacks, and why; gguf's names of architectures, too.
+UNSUPPORTED = {
+    "gemma2": "its soft caps of attention scores and logits are not implemented",
+    "nanochat": "its soft cap of logits and its norm before the first layer are not implemented",
+    "apertus": "its activation xIELU, which has parameters of its own, is not implemented",
 }
 
 
@@ -312,13 +534,19 @@ def tensor_mappings(config: ModelConfig) -> list[TensorMapping]:
     mappings = [_mapping("token_embedding", names["token_embedding"], (V, C))]
     if config.position == "learned":
         shape = (config.context_length, C)
-        mappings.append(_mapping("position_embedding", names["position_embedding"], shape))
+        mapping = _mapping("position_embedding", names["position_embedding"], shape)
+        if unused := FAMILY_LAYOUTS[config.family].unused_positions:
+            stored = ((config.context_length + unused, C),)
+            mapping = mapping._replace(shapes=stored, unused_rows=unused)
+        mappings.append(mapping)
     for layer in range(config.n_layers):
         mappings += _block(config, f"blocks.{layer}.", names["block"].format(layer))
     if not config.post_norm:
         mappings += _norm(config, "final_norm", names["final_norm"])
     if not config.tied_embeddings:
         mappings.append(_mapping("lm_head", names["lm_head"], (V, C)))
+    if config.head_bias:
+        mappings.append(_mapping("lm_head", names["lm_head"], (V,), "bias"))
     return mappings
 
 
@@ -352,7 +580,9 @@ def _block(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
         is_qkv = stacked == ["attention.qkv_proj"]
         parts = names[stacked[0].rpartition(".")[2]].split()
         sizes = sizes if len(parts) == len(sizes) else [sum(sizes)]
-        heads = config.n_heads if is_qkv and layout.interleaved_qkv else 0
+        by_head = is_qkv and layout.interleaved_qkv and n_q == n_kv
+        heads = config.n_heads if by_head else 0
+        neighbors = is_qkv and layout.rotates_neighbors
         for part in ["weight"] + ["bias"] * bias:
             mappings.append(
                 TensorMapping(
@@ -362,6 +592,8 @@ def _block(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
                     tuple(_shape(n, n_in, part, layout.transposed) for n in sizes),
                     layout.transposed and part == "weight",
                     heads,
+                    (config.n_heads, config.n_kv_heads, 0) if neighbors else (),
+                    config.n_rotated,
                 )
             )
     for norm in ("attention_norm", "attention_output_norm", "feed_forward_norm",
@@ -389,12 +621,15 @@ def _block_norms(config: ModelConfig) -> set[str]:
             return outputs
         case "sandwich":
             return before | outputs
+        case "shared":
+            return {"attention_norm"}
         case _:
             return before
 
 
 def _norm(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
     parts = ["weight"] if config.norm == "rms_norm" else ["weight", "bias"]
+    parts = parts[: {"none": 0, "weight": 1, "all": 2}[config.norm_parameters]]
     return [_mapping(ours, theirs, (config.d_model,), part) for part in parts]
 
 
@@ -405,7 +640,7 @@ def to_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arr
         out |= mapping.to_theirs(arrays)
     if config.position == "sinusoidal":  # transformers stores the table that tgen computes
         out[_SINUSOID] = sinusoid(config.context_length, config.d_model)
-    if _may_lack_prefix(config) and not config.tied_embeddings:
+    if _may_lack_prefix(config) and (config.head_bias or not config.tied_embeddings):
         # Version 4 refuses a file with a head and names without the prefix.
         out = {full_name(config, name): array for name, array in out.items()}
     return out
@@ -413,13 +648,14 @@ def to_hf_arrays(config: ModelConfig, arrays: Mapping[str, NDArray[Any]]) -> Arr
 
 def full_name(config: ModelConfig, name: str) -> str:
     """Return the name in transformers' models of a tensor of `to_hf_arrays`."""
-    if not _may_lack_prefix(config) or name == head_name(config):
+    head = FAMILY_LAYOUTS[config.family].names["lm_head"] + "."
+    if not _may_lack_prefix(config) or name.startswith(head):
         return name
     return _PREFIX + name.removeprefix(_PREFIX)
 
 
 def _may_lack_prefix(config: ModelConfig) -> bool:
-    return config.family in ("classic", "gpt2", "gpt_neo")
+    return config.family in ("classic", "gpt2", "gpt_neo", "gpt_bigcode", "gptj")
 
 
 def from_hf_arrays(config: ModelConfig, arrays: Arrays) -> Arrays:

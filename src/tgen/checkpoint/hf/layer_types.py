@@ -18,21 +18,23 @@ def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dic
             types = _expand(groups if listed is None else [[listed, 1]], n_layers)
             window = values.integer("window_size")
             return _windows(window, [kind == "local" for kind in types])
-        case "gemma3":
-            types = values.json.get("layer_types")
-            if types is None:
-                n = values.json.get("sliding_window_pattern")
-                n = require_positive_integer(6 if n is None else n, "sliding_window_pattern")
-                types = [FULL if (i + 1) % n == 0 else SLIDING for i in range(n_layers)]
-            sliding = _sliding(types, n_layers)
-            window = values.get("sliding_window")
-            if window is None and any(sliding):
-                raise ModelError(
-                    f"config.json has sliding_window=None, but layers with {SLIDING}",
-                    "set sliding_window to a positive integer",
-                )
-            return _windows(window, sliding)
     types = values.json.get("layer_types")
+    if (n := FAMILY_LAYOUTS[family].pattern) is not None:
+        if types is None:
+            listed = values.json.get("sliding_window_pattern")
+            n = require_positive_integer(n if listed is None else listed, "sliding_window_pattern")
+            types = [FULL if (i + 1) % n == 0 else SLIDING for i in range(n_layers)]
+        sliding = _sliding(types, n_layers)
+        window = values.get("sliding_window")
+        if window is None and any(sliding):
+            raise ModelError(
+                f"config.json has sliding_window=None, but layers with {SLIDING}",
+                "set sliding_window to a positive integer",
+            )
+        fields = _windows(window, sliding)
+        if family == "cohere2" or (family == "exaone4" and window is not None):
+            fields["rope_layers"] = None if all(sliding) else tuple(sliding)
+        return fields
     if FAMILY_LAYOUTS[family].windowed:
         window = values.get("sliding_window")
         if types is None or window is None:
@@ -63,13 +65,15 @@ def layer_types_json(config: ModelConfig) -> dict[str, Any]:
                 "attention_types": [[types, 1]],
                 "window_size": config.sliding_window or config.context_length,
             }
-        case "gemma3":
-            types = [SLIDING if local else FULL for local in sliding]
-            window = config.sliding_window or config.context_length
-            return {"sliding_window": window, "layer_types": types}
         case "smollm3":
             rotated = [config.rope(layer) is not None for layer in layers]
             return {"no_rope_layers": [int(rope) for rope in rotated]}  # 1 means that it rotates
+    if FAMILY_LAYOUTS[config.family].pattern is not None:
+        types = [SLIDING if local else FULL for local in sliding]
+        window = config.sliding_window or config.context_length
+        if config.family == "exaone4" and config.rope(0) is not None and not any(sliding):
+            return {"sliding_window": None, "layer_types": types}  # layers without one rotate
+        return {"sliding_window": window, "layer_types": types}
     windowed = FAMILY_LAYOUTS[config.family].windowed
     return {"sliding_window": config.sliding_window} if windowed else {}
 

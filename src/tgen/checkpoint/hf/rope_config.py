@@ -17,6 +17,7 @@ from tgen.errors import ModelError
 _DAMAGED = "download the file again: it is damaged"
 _LOCAL_THETA = "rope_local_base_freq"  # version 4's theta of Gemma's layers with a window
 _ORIGINAL = "original_max_position_embeddings"
+_QUERY_GROWTH = "llama_4_scaling_beta"  # of Ministral
 
 
 def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
     older = {key: json.get(older) for key, older in zip(keys, older_keys, strict=True)}
     older |= _object(json.get("rope_scaling"))
     newer, newer_local = _object(json.get("rope_parameters")), _object(None)
+    if "rope_parameters" in values.defaults and not newer and json.get("rope_scaling") is None:
+        older, newer = {}, _object(values.defaults["rope_parameters"])
     if newer.keys() & {FULL, SLIDING}:
         newer, newer_local = _object(newer.get(FULL)), _object(newer.get(SLIDING))
     rope = _merge(family, older, newer)
@@ -41,21 +44,27 @@ def read_rope(family: str, values: ConfigValues, *, head_dim: int) -> dict[str, 
             f"set it so that an even number of the {head_dim} dimensions of a head is rotated",
         )
     context_length = values.integer("max_position_embeddings")
-    scaling = _read_scaling(rope, values, context_length)
+    if family != "ministral3":
+        rope.pop(_QUERY_GROWTH, None)
     theta = _number(rope, "rope_theta", values.defaults["rope_theta"])
+    if family == "hunyuan" and rope.get("rope_type") == "dynamic" and rope.get("alpha"):
+        theta *= _number(rope, "alpha") ** (head_dim / (head_dim - 2))  # for texts of any length
+        rope["rope_type"] = "default"
+    scaling = _read_scaling(rope, values, context_length)
     fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
-    if scaling and scaling.kind == "longrope":
+    if scaling and (scaling.kind == "longrope" or family == "ministral3"):
         fields["context_length"] = min(context_length, scaling.original_context_length)
     if rotated != head_dim:
         fields["rotary_dim"] = rotated
-    if family == "gemma3":
+    if family in ("gemma3", "olmo3"):
         local = _merge(family, {"rope_theta": json.get(_LOCAL_THETA)}, newer_local)
         if (kind := local.get("rope_type", "default")) != "default":
             raise ModelError(
                 f"config.json: RoPE type {kind!r} of {SLIDING}"[:200],
                 f"set rope_type of {SLIDING} to default",
             )
-        fields["local_rope_theta"] = _number(local, "rope_theta", 10_000.0)
+        default = theta if family == "olmo3" else 10_000.0
+        fields["local_rope_theta"] = _number(local, "rope_theta", default)
     return fields
 
 
@@ -75,7 +84,12 @@ def rope_json(config: ModelConfig) -> dict[str, Any]:
     if config.local_rope_theta is not None:
         local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
         parameters = {FULL: parameters, SLIDING: local}
-        json[_LOCAL_THETA] = config.local_rope_theta
+        if config.family == "gemma3":
+            json[_LOCAL_THETA] = config.local_rope_theta
+    if scaling and config.family == "ministral3":
+        length = scaling.original_context_length
+        if config.context_length == length:
+            json["max_position_embeddings"] = max(length, round(length * scaling.factor))
     if scaling and scaling.kind == "longrope":
         length = scaling.original_context_length
         json[_ORIGINAL] = length
@@ -97,6 +111,7 @@ def _scaling_json(scaling: RopeScaling) -> dict[str, Any]:
             names = ("beta_fast", "beta_slow", "attention_factor")
             json |= length | {name: getattr(scaling, name) for name in names}
             json |= {} if scaling.truncate else {"truncate": False}
+            json |= {_QUERY_GROWTH: scaling.query_growth} if scaling.query_growth else {}
         case "longrope":
             json |= length | {"attention_factor": scaling.attention_factor}
             json |= {n: list(getattr(scaling, n)) for n in ("short_factor", "long_factor")}
@@ -147,6 +162,7 @@ def _read_scaling(
                 beta_slow=_number(rope, "beta_slow", 1.0),
                 truncate=rope.get("truncate") is not False,
                 attention_factor=_number(rope, "attention_factor", _yarn_factor(rope, factor)),
+                query_growth=_number(rope, _QUERY_GROWTH, 0.0),
             )
         case "longrope":
             factor = _number(rope, "factor", ratio)

@@ -36,18 +36,19 @@ from tgen.engine.cpu.kernels import (
 from tgen.engine.cpu.work_queue import claim_chunks
 
 from tgen.engine.cpu.job_layout import (  # isort: skip
-    ACTIVATION, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16, CAPACITY,
-    CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED, EACH_HEAD,
-    EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM,
-    FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP, HEAD_DIM, HEAD_DIM_PADDED,
-    HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR, INPUT_DTYPE, KEYS_PER_RANGE,
-    KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR,
-    LOGITS_PTR, NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS,
-    N_RANGES, N_ROTATED, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR,
-    PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES,
-    QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR,
-    SEQUENCE, SEQUENCES_PTR, SEQUENCE_COLUMNS, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET,
-    SWIGLU, TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS,
+    ACTIVATION, AFTER_ROPE, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16,
+    CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED,
+    EACH_HEAD, EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM,
+    FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP,
+    HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
+    INPUT_DTYPE, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
+    LM_HEAD_BIAS, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS,
+    N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES, N_ROTATED, N_SPANS,
+    N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR, PHASES_PER_LAYER, POSITION,
+    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
+    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE,
+    SEQUENCES_PTR, SEQUENCE_COLUMNS, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET, SWIGLU,
+    TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS,
     VALUES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
@@ -206,15 +207,17 @@ def _rotate_head(job, layer, i, head):
     step, size = load_int(job, HEAD_DIM_PADDED), load_int(job, HEAD_DIM)
     vector = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + head) * step * 4
     half, rope = load_int(job, N_ROTATED) // 2, _weights(job, layer, ROPE)
-    if load_int(job, QK_NORM) == EACH_HEAD:
-        eps = bits_to_float(load_int(job, EPS_BITS))
-        weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
+    qk_norm, eps = load_int(job, QK_NORM), bits_to_float(load_int(job, EPS_BITS))
+    weight = _weights(job, layer, Q_NORM if head < n_heads else K_NORM)
+    if qk_norm == EACH_HEAD:
         rms_norm(vector, weight, size, size, eps, vector)
     if rope:
         angles = _token(job, i, POSITION) * half * 4
         cos = load_int(job, LOCAL_COS_PTR if rope == LOCAL else COS_PTR) + angles
         sin = load_int(job, LOCAL_SIN_PTR if rope == LOCAL else SIN_PTR) + angles
         rotate(vector, cos, sin, half)
+    if qk_norm == AFTER_ROPE:
+        rms_norm(vector, weight, size, size, eps, vector)
 
 
 @compiled
@@ -440,7 +443,7 @@ def _logits(job, ticket, phase, scratch):
     """The last phase: logits of the first tokens, which need them."""
     n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
     last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
-    size, inputs = _rows_per_chunk(job, n_rows), 0
+    size, inputs, bias = _rows_per_chunk(job, n_rows), 0, _weights(job, last, LM_HEAD_BIAS)
     n_chunks = (n_rows + size - 1) // size
     if n_logits == 0:
         return
@@ -451,6 +454,8 @@ def _logits(job, ticket, phase, scratch):
         padded = (n_rows + PANEL - 1) // PANEL * PANEL
         logits = load_int(job, LOGITS_PTR)
         _multiply(job, last, LM_HEAD, a, b, step, inputs, n_logits, logits, padded, scratch)
+        for i in range(n_logits if bias != 0 else 0):
+            add_row(logits + i * padded * 4, 0, bias, a, b)
 
 
 @compiled

@@ -31,9 +31,9 @@ FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)  # of weights; of the KV cache
 BFLOAT16_TILES, INT8_TILES = 5, 6
 TILE_ROWS, TILE_BYTES = 16, 16 * CACHE_LINE
 INT8_TILE_BYTES = TILE_ROWS * GROUP + 3 * CACHE_LINE
-SWIGLU, RELU, GELU_TANH, GELU, GEGLU = range(5)  # feed-forward activations
+SWIGLU, RELU, GELU_TANH, GELU, GEGLU, RELU2 = range(6)  # feed-forward activations
 PRE, POST, PARALLEL, OUTPUT, SANDWICH = range(5)  # placement of norms, see NormPlacement
-EACH_HEAD, OVER_HEADS = 1, 2  # norm of queries and keys; 0: none
+EACH_HEAD, OVER_HEADS, AFTER_ROPE = 1, 2, 3  # norm of queries and keys; 0: none
 GLOBAL, LOCAL = 1, 2  # a layer's rope; 0: none
 
 QUEUE_WORDS = 16  # int64 words of the work queue per phase: two cache lines
@@ -64,7 +64,7 @@ TABLE_COLUMNS = 40  # int64 numbers per layer
     FEED_FORWARD_NORM, FEED_FORWARD_NORM_BIAS, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
     ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM, WINDOW, ROPE, DTYPES,
 ) = range(21)  # fmt: skip
-LM_HEAD, EMBEDDING, POSITIONS = QKV, GATE, UP
+LM_HEAD, LM_HEAD_BIAS, EMBEDDING, POSITIONS = QKV, QKV_BIAS, GATE, UP
 
 # Tokens that attend together: the first one, and how many; consecutive ones of a sequence.
 FIRST_TOKEN, TOKEN_COUNT = range(2)

@@ -43,6 +43,7 @@ from tgen.engine.cpu.job_layout import (
     LANES,
     PANEL,
     RELU,
+    RELU2,
     SCALE,
     START,
     SWIGLU,
@@ -65,6 +66,7 @@ from tgen.engine.cpu.simd import (
     offset,
     reduce,
     relu,
+    relu2,
     store,
     sum_of,
     swiglu,
@@ -353,6 +355,8 @@ def activate(kind, up, gate, n):
         gelu_tanh(up, up, n)
     elif kind == GEGLU:
         geglu(up, gate, n)
+    elif kind == RELU2:
+        relu2(up, up, n)
     else:
         for r in range(n):
             z = load_float(up, r)

@@ -36,6 +36,7 @@ _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
 _ACTIVATIONS = {
     "swiglu": job_layout.SWIGLU,
     "relu": job_layout.RELU,
+    "relu2": job_layout.RELU2,
     "gelu_tanh": job_layout.GELU_TANH,
     "gelu": job_layout.GELU,
     "geglu": job_layout.GEGLU,
@@ -44,6 +45,7 @@ _PLACEMENTS = {
     "pre": job_layout.PRE,
     "post": job_layout.POST,
     "parallel": job_layout.PARALLEL,
+    "shared": job_layout.PARALLEL,
     "output": job_layout.OUTPUT,
     "sandwich": job_layout.SANDWICH,
 }
@@ -248,7 +250,7 @@ class PackedWeights:
             job_layout.LAYER_NORM: config.norm == "layer_norm",
             job_layout.NORM_PLACEMENT: _PLACEMENTS[config.norm_placement],
             job_layout.ACTIVATION: _ACTIVATIONS[config.activation],
-            job_layout.QK_NORM: config.qk_norm + config.qk_norm_over_heads,  # see EACH_HEAD
+            job_layout.QK_NORM: _qk_norm(config),
             job_layout.N_ROTATED: config.n_rotated,
             job_layout.EPS_BITS: _float_bits(config.norm_eps),
             job_layout.SCALE_BITS: _float_bits(config.score_scale),
@@ -312,11 +314,16 @@ class _Packing:
             list(pool.map(self._put_layer, range(config.n_layers)))
         last, take = config.n_layers, self._take
         if not config.post_norm:  # else the last block ends with its own
-            final = self._norm_scale(job_layout.ATTENTION_NORM, take("final_norm.weight"))
-            if final is not None and config.logits_divisor != 1:
-                final = to_float32(final) / np.float32(config.logits_divisor)
-            self._put(last, job_layout.ATTENTION_NORM, final)
-            self._put(last, job_layout.ATTENTION_NORM_BIAS, take("final_norm.bias", None))
+            final: dict[int, Array | None] = {
+                job_layout.ATTENTION_NORM: take("final_norm.weight", None),
+                job_layout.ATTENTION_NORM_BIAS: take("final_norm.bias", None),
+            }
+            self._add_missing(final, job_layout.ATTENTION_NORM)
+            for column, vector in final.items():
+                vector = self._norm_scale(column, vector)
+                if vector is not None and config.logits_divisor != 1:
+                    vector = to_float32(vector) / np.float32(config.logits_divisor)
+                self._put(last, column, vector)
         self._put(last, job_layout.EMBEDDING, take("token_embedding.weight"))
         if config.tied_embeddings:
             for column in (0, job_layout.DTYPES):
@@ -324,6 +331,7 @@ class _Packing:
                 self.table[last, column + job_layout.LM_HEAD] = shared
         else:
             self._put(last, job_layout.LM_HEAD, take("lm_head.weight"))
+        self._put(last, job_layout.LM_HEAD_BIAS, take("lm_head.bias", None))
         if (positions := take("position_embedding.weight", None)) is not None:
             vectors = np.ascontiguousarray(to_float32(positions))
             self.arrays.append(vectors)
@@ -337,10 +345,24 @@ class _Packing:
         if (bias := take(f"{block}qkv_proj.bias", None)) is not None:
             parts[job_layout.QKV_BIAS] = _pad_heads(bias[:, None], config)[:, 0]
         parts[job_layout.OUT] = _pad_inputs(take(f"{block}o_proj.weight"), config)
+        shared = config.norm_placement == "shared"
+        self._add_missing(parts, job_layout.ATTENTION_NORM)
+        if not shared:
+            self._add_missing(parts, job_layout.FEED_FORWARD_NORM)
         for name, array in parts.items():
             self._put(layer, name, self._norm_scale(name, array))
+        for i in range(2 if shared else 0):  # the weight and the bias
+            row = self.table[layer]
+            row[job_layout.FEED_FORWARD_NORM + i] = row[job_layout.ATTENTION_NORM + i]
         self.table[layer, job_layout.WINDOW] = config.window(layer) or 0
         self.table[layer, job_layout.ROPE] = _ROPES[config.rope(layer)]
+
+    def _add_missing(self, parts: dict[int, Array | None], norm: int) -> None:
+        """Add the weight 1 and the bias 0 of a LayerNorm that has no such parameters."""
+        if self.config.norm == "layer_norm":
+            for i in range(2):
+                if parts.get(norm + i) is None:
+                    parts[norm + i] = np.full(self.config.d_model, 1 - i, np.float32)
 
     def _norm_scale(self, name: int, array: Array | None) -> Array | None:
         """Return a norm's factors, padded like its input; return other arrays unchanged."""
@@ -365,6 +387,14 @@ class _Packing:
         if not is_block:
             return self._output_dtype
         return self.dtype if not self._mixed or _has_four_bits(array) else self._output_dtype
+
+
+def _qk_norm(config: ModelConfig) -> int:
+    if not config.qk_norm:
+        return 0
+    if config.qk_norm_after_rope:
+        return job_layout.AFTER_ROPE
+    return job_layout.OVER_HEADS if config.qk_norm_over_heads else job_layout.EACH_HEAD
 
 
 def _has_four_bits(array: Array) -> bool:
