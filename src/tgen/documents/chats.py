@@ -1,0 +1,82 @@
+"""Exports of chats: WhatsApp's text, Telegram's and Discord's JSON. One line per message."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tgen.documents.kinds import WHATSAPP_STAMP
+from tgen.documents.package import DAMAGED_HINT
+from tgen.errors import CorpusError
+
+_ATTACHMENT = re.compile(r"<[^<>\n]+>|[\w .-]+\.\w{2,4} \([^()\n]+\)")  # "<Media omitted>"
+_MARKS = re.compile("[\u200e\u200f\u202a\u202c]")  # of direction, in front of names and numbers
+_MAX_NAME = 60  # characters; a notice may have a colon, too
+_DISCORD_MESSAGES = {"Default", "Reply"}
+
+
+def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the chat: `name: message`. Notices, pictures and files are left out."""
+    lines: list[str] = []
+    is_open = False  # the message before may go on
+    for line in text.split("\n"):
+        stamp = WHATSAPP_STAMP.match(line)
+        if not stamp:
+            if is_open:
+                lines.append(line)
+            continue
+        name, colon, message = line[stamp.end() :].partition(": ")
+        # WhatsApp's own words begin with a mark of direction, see `_MARKS`, or are in <>.
+        message, _, note = message.partition("\u200e")
+        is_open = bool(len(name) <= _MAX_NAME and colon and message.strip())
+        is_open = is_open and not _ATTACHMENT.fullmatch(message.strip())
+        if is_open:
+            lines.append(f"{_MARKS.sub('', name).strip()}: {message}".rstrip())
+        else:
+            left_out["attachment" if colon and (message or note) else "notice"] += 1
+    yield "\n".join(lines).strip()
+
+
+def read_telegram(text: str, left_out: Counter[str]) -> Iterator[str]:
+    """Yield each chat of an export, `name: message` per line."""
+    export = _load(text)
+    chats = [export] if "messages" in export else export.get("chats", {}).get("list", [])
+    for chat in chats:
+        lines = []
+        for message in chat["messages"]:
+            parts = message.get("text", "")
+            words = "".join(
+                part if isinstance(part, str) else part["text"]
+                for part in ([parts] if isinstance(parts, str) else parts)
+            )
+            if message.get("type") != "message":
+                left_out["notice"] += 1
+                continue
+            left_out["attachment"] += any(key in message for key in ("photo", "file", "media_type"))
+            if words.strip():
+                lines.append(f"{message.get('from') or 'unknown'}: {words}")
+        yield "\n".join(lines)
+
+
+def read_discord(text: str, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the channel of an export by DiscordChatExporter, `name: message` per line."""
+    lines = []
+    for message in _load(text)["messages"]:
+        if message.get("type", "Default") not in _DISCORD_MESSAGES:
+            left_out["notice"] += 1
+            continue
+        left_out["attachment"] += len(message.get("attachments", ()))
+        author = message.get("author", {})
+        if message["content"].strip():
+            name = author.get("nickname") or author.get("name") or "unknown"
+            lines.append(f"{name}: {message['content']}")
+    yield "\n".join(lines)
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        export = json.loads(text)
+    except ValueError as error:
+        raise CorpusError(f"is damaged: its JSON has {error}", DAMAGED_HINT) from None
+    return dict(export)

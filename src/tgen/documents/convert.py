@@ -1,0 +1,187 @@
+"""Convert documents to text in a child process with limits of time, memory and size."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgen.errors import CorpusError
+from tgen.storage import files
+
+SECONDS, SECONDS_PER_MB, MAX_SECONDS = 30, 30, 3600  # of CPU time
+_WALL = 4  # times the CPU time: others may delay the child
+_BYTES, _BYTES_PER_BYTE = 1 << 30, 8  # of memory, where the platform supports a limit
+_TEXT_BYTES, _TEXT_PER_BYTE = 1 << 26, 100  # of text: 64 MiB and 100 per byte of the file
+_BLOCK = 1 << 20
+_LONG_HINT = "convert it to text yourself, or split it"
+_UNREADABLE = {
+    "doc": ("is a document of Word 97 to 2003, or encrypted", "save it as .docx without a password"),
+    "sheet": ("is a spreadsheet", "save its table as CSV: tgen train FILE.csv"),
+    "slides": ("is a presentation", "save it as PDF, and train on that"),
+    "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
+}
+
+
+@dataclass(frozen=True)
+class ConvertedDocument:
+    """The texts of a document, in UTF-8 with LF, separated by `<|endoftext|>`."""
+
+    spool: files.RandomAccessFile
+    n_texts: int
+    left_out: dict[str, int]  # what has no text, such as "picture", and how many
+
+
+class Converter:
+    """A process that starts at the first document, and again after it had to be killed."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # one document at a time
+
+    def convert(
+        self,
+        content: Path | files.RandomAccessFile,
+        kind: str,
+        *,
+        name: str = "",
+        encoding: str | None = None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> ConvertedDocument:
+        """Convert a document; see `document_kind` for `kind`.
+
+        `name` is that of the content in messages; `encoding` that of a text that does not declare
+        it, None is UTF-8. `progress` gets the finished fraction of a long document. Raises
+        CorpusError if the document is damaged, encrypted, too large or without text, or if a
+        library is missing.
+        """
+        name = name or str(content)
+        if kind in _UNREADABLE:
+            problem, hint = _UNREADABLE[kind]
+            raise CorpusError(f"{name} {problem}", hint)
+        with self._lock:
+            return self._convert(content, kind, name, encoding, progress)
+
+    def close(self) -> None:
+        """End the process; the next document starts it again."""
+        if self._child is not None:
+            _kill(self._child)
+            self._child = None
+
+    def _convert(
+        self,
+        content: Path | files.RandomAccessFile,
+        kind: str,
+        name: str,
+        encoding: str | None,
+        progress: Callable[[float], None],
+    ) -> ConvertedDocument:
+        file = files.open_random_access(content) if isinstance(content, Path) else content
+        n_bytes = file.stamp[0]
+        seconds = min(MAX_SECONDS, SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000)
+        request = {
+            "kind": kind,
+            "encoding": encoding,
+            "path": os.path.abspath(content) if isinstance(content, Path) else None,
+            "n_bytes": n_bytes,
+            "seconds": seconds,
+            "memory": _BYTES + _BYTES_PER_BYTE * n_bytes,
+            "max_text": _TEXT_BYTES + _TEXT_PER_BYTE * n_bytes,
+        }
+        child = self._child if self._child and self._child.poll() is None else self._start()
+        timed_out = threading.Event()
+
+        def kill() -> None:
+            timed_out.set()
+            child.kill()
+
+        timer = threading.Timer(_WALL * seconds, kill)
+        timer.start()
+        spool, n_texts = files.open_temporary(None), 0
+        try:
+            for answer, text in _exchange(child, request, file):
+                if "progress" in answer:
+                    progress(answer["progress"])
+                elif "text" in answer:
+                    spool.append(text)
+                    n_texts += answer["first"]
+                elif "problem" in answer:
+                    if answer["kill"]:
+                        self.close()
+                    raise CorpusError(f"{name} {answer['problem']}", answer["hint"])
+                else:
+                    return ConvertedDocument(spool, n_texts, answer["left_out"])
+            raise EOFError
+        except (EOFError, ValueError, BrokenPipeError):  # killed, or it exited
+            self.close()
+            is_slow = timed_out.is_set() or child.returncode in _CPU_LIMIT
+            problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
+            raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
+        except CorpusError:
+            raise
+        except BaseException:  # Ctrl-C, or no space: the next document must not get this answer
+            self.close()
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+            if timed_out.is_set():  # perhaps just after the answer
+                self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._child = subprocess.Popen(
+            # -P: do not import from the current directory.
+            [sys.executable, "-P", "-m", "tgen.documents.read_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        weakref.finalize(self, _kill, self._child)
+        return self._child
+
+
+_CPU_LIMIT = {-24, -9}  # SIGXCPU, and SIGKILL at the hard limit
+_shared = Converter()
+
+
+def convert_document(
+    path: Path | files.RandomAccessFile, kind: str, **options: Any
+) -> ConvertedDocument:
+    """Convert a document in a process that all calls share; see `Converter.convert`."""
+    return _shared.convert(path, kind, **options)
+
+
+def close_converter() -> None:
+    """End the process of `convert_document`, after the last document of a corpus."""
+    _shared.close()
+
+
+def _exchange(
+    child: subprocess.Popen[bytes], request: dict[str, Any], file: files.RandomAccessFile
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Send a document, and yield the answers until the child ends."""
+    assert child.stdin
+    assert child.stdout
+    child.stdin.write(json.dumps(request).encode() + b"\n")
+    for position in range(0, request["n_bytes"] if request["path"] is None else 0, _BLOCK):
+        n = min(_BLOCK, request["n_bytes"] - position)
+        child.stdin.write(file.read(position, n).ljust(n, b"\0"))
+    child.stdin.flush()
+    while line := child.stdout.readline():
+        answer = json.loads(line)
+        n = answer.get("text", 0)
+        text = child.stdout.read(n)
+        if len(text) < n:
+            return
+        yield answer, text
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()

@@ -1,0 +1,116 @@
+"""Word's .docx: paragraphs, lists, tables, notes and text boxes in the order of the document."""
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from tgen.documents.layout import Layout
+from tgen.documents.package import Event, Package, without
+
+_SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
+    *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPr"),
+}  # fmt: skip
+_CHARACTERS = {"tab": "\t", "ptab": "\t", "noBreakHyphen": "\u2011"}
+
+
+def read_docx(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the text. Tables of contents, comments, headers and footers are no part of it."""
+    package = Package(file)
+    main = "word/document.xml"
+    if "_rels/.rels" in package:
+        for kind, _, attributes in package.events("_rels/.rels"):
+            if kind == "start" and attributes.get("Type", "").endswith("/officeDocument"):
+                main = package.resolve("", attributes.get("Target", main))
+    notes: dict[tuple[str, str], str] = {}
+    for kind in ("footnote", "endnote"):
+        name = posixpath.join(posixpath.dirname(main), f"{kind}s.xml")
+        if name in package:
+            notes |= _read_notes(package.events(name), kind, left_out)
+    layout = Layout(left_out)
+    _read_body(package.events(main), layout, left_out, notes)
+    yield layout.finish()
+
+
+def _read_notes(
+    events: Iterable[Event], kind: str, left_out: Counter[str]
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the kind and number of each note, and its text."""
+    note: list[Event] = []
+    number = ""
+    for event in events:
+        if event[:2] == ("start", kind):
+            note, number = [], event[2].get("id", "")
+        elif event[:2] == ("end", kind):
+            layout = Layout(left_out)
+            _read_body(note, layout, left_out, {})
+            yield (kind, number), layout.finish()
+        else:
+            note.append(event)
+
+
+def _read_body(
+    events: Iterable[Event],
+    layout: Layout,
+    left_out: Counter[str],
+    notes: dict[tuple[str, str], str],
+) -> None:
+    asides: list[str] = []  # notes and text boxes of the open paragraph
+    fields: list[bool] = []  # that are open: whether each is a table of contents
+    in_text = in_instruction = in_list = was_list = False
+    for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
+        if kind == "text":
+            if in_instruction and fields:
+                fields[-1] |= name.split()[:1] == ["TOC"]
+            elif in_text and not any(fields):
+                layout.add(name)
+        elif kind == "start":
+            if name == "p":
+                layout.paragraph()
+                was_list, in_list = in_list, False
+            elif name == "numPr":
+                in_list = True
+                if was_list:
+                    layout.join_items()
+            elif name in ("t", "instrText"):
+                in_text, in_instruction = name == "t", name == "instrText"
+            elif name in _CHARACTERS and not any(fields):
+                layout.add(_CHARACTERS[name])
+            elif name in ("br", "cr"):
+                is_page = attributes.get("type", "textWrapping") != "textWrapping"
+                layout.paragraph() if is_page else layout.line_break()
+            elif name == "fldChar":
+                if attributes.get("fldCharType") == "begin":
+                    fields.append(False)
+                elif attributes.get("fldCharType") == "end" and fields:
+                    fields.pop()
+            elif name in ("footnoteReference", "endnoteReference"):
+                key = name.removesuffix("Reference"), attributes.get("id", "")
+                asides.append(notes.get(key, ""))
+            elif name in ("blip", "imagedata"):
+                left_out["picture"] += 1
+            elif name == "chart":
+                left_out["chart"] += 1
+            elif name == "txbxContent":
+                layout.begin_aside()
+            elif name == "tbl":
+                layout.begin_table()
+            elif name == "tr":
+                layout.begin_row()
+            elif name == "tc":
+                layout.begin_cell()
+        elif name in ("t", "instrText"):
+            in_text = in_instruction = False
+        elif name == "txbxContent":
+            asides.append(layout.end_aside())
+        elif name == "p":
+            for text in filter(None, asides):
+                layout.paragraph()
+                layout.add(text)
+            asides.clear()
+        elif name == "tc":
+            layout.end_cell()
+        elif name == "tr":
+            layout.end_row()
+        elif name == "tbl":
+            layout.end_table()

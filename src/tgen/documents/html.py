@@ -1,0 +1,164 @@
+"""HTML and the XHTML of e-books: the text of a page without navigation, scripts and styles."""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+from tgen.documents.layout import Layout
+
+_SKIPPED = {
+    *("script", "style", "template", "noscript", "title", "nav", "footer", "button", "select"),
+    *("textarea", "datalist", "svg", "canvas", "object", "iframe", "video", "audio", "rt", "rp"),
+    *("annotation", "annotation-xml"),
+}  # fmt: skip
+_SKIPPED_ROLES = {
+    *("navigation", "banner", "contentinfo", "search", "doc-noteref", "doc-backlink", "doc-toc"),
+    *("doc-pagebreak", "doc-pagelist", "noteref", "pagebreak", "toc", "page-list", "landmarks"),
+}  # fmt: skip
+_PARAGRAPHS = {
+    *("p", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "pre", "hr", "section", "article"),
+    *("main", "header", "aside", "figure", "figcaption", "address", "fieldset", "body", "dl"),
+}  # fmt: skip
+_LINES = {"div", "li", "dt", "dd", "legend", "caption", "summary", "details", "form", "center"}
+_VOID = {
+    *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param"),
+    *("source", "track", "wbr"),
+}  # fmt: skip
+_MARK = re.compile(r"\s*[\[(]?(\d{1,4}|[a-z*†‡§¶]{1,3})[\])]?\s*")  # of a footnote
+_CHARSET = re.compile(rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I)
+
+
+def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) -> Iterator[str]:
+    """Yield the text of a page; `encoding` counts more than what the page declares."""
+    layout = Layout(left_out)
+    add_page(decode_html(data, encoding), layout, left_out)
+    yield layout.finish()
+
+
+def decode_html(data: bytes, encoding: str | None = None) -> str:
+    """Return a page as text, in the declared encoding, else in UTF-8 if it is that, else cp1252."""
+    for mark, name in ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if data.startswith(mark):
+            return data.removeprefix(codecs.BOM_UTF8).decode(name, "replace")
+    if encoding is None:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            declared = _CHARSET.search(data[:4096])
+            encoding = declared[1].decode().lower() if declared else "cp1252"
+    if encoding in ("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii", "utf-16"):
+        encoding = "cp1252"  # as browsers do
+    try:
+        return data.decode(encoding, "replace")
+    except (LookupError, ValueError):
+        return data.decode("cp1252", "replace")
+
+
+def add_page(page: str, layout: Layout, left_out: Counter[str], *, in_book: bool = False) -> None:
+    """Add the text of a page. A `<header>` of the page is left out, but not `in_book`."""
+    parser = _Parser(layout, left_out, in_book)
+    parser.feed(page)
+    parser.close()
+
+
+class _Parser(HTMLParser):
+    def __init__(self, layout: Layout, left_out: Counter[str], in_book: bool) -> None:
+        super().__init__()
+        self._layout, self._left_out = layout, left_out
+        self._skipped = ""  # the element whose content is left out
+        self._depth = 0  # of elements of its name inside
+        self._n_pre = self._n_articles = 0
+        self._in_book = in_book
+        self._in_list = 0
+        self._links_inside = False  # to a place in a page
+        self._mark: tuple[int, int] | None = None  # beginning of <sup>
+        self._mark_links = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin an element."""
+        if self._skipped:
+            self._depth += tag == self._skipped
+            return
+        attributes = {name: value or "" for name, value in attrs}
+        if tag in ("img", "svg", "image"):
+            self._left_out["picture"] += 1
+        if tag not in _VOID and self._is_skipped(tag, attributes):
+            self._skipped, self._depth = tag, 1
+            return
+        layout = self._layout
+        if tag == "br":
+            layout.line_break()
+        elif tag == "table":
+            layout.begin_table()
+        elif tag == "tr":
+            layout.begin_row()
+        elif tag in ("td", "th"):
+            layout.begin_cell()
+        elif tag in ("ul", "ol"):
+            layout.line() if self._in_list else layout.paragraph()
+            self._in_list += 1
+        elif tag == "a":
+            self._links_inside = "#" in attributes.get("href", "")
+            self._mark_links |= self._links_inside
+        elif tag == "sup":
+            self._mark, self._mark_links = layout.position, self._links_inside
+        elif tag == "li":
+            layout.line()
+        elif tag in _PARAGRAPHS:
+            layout.line() if tag == "p" and self._in_list else layout.paragraph()
+            self._n_pre += tag == "pre"
+            self._n_articles += tag in ("article", "main", "section")
+        elif tag in _LINES:
+            layout.line()
+
+    def handle_endtag(self, tag: str) -> None:
+        """End an element."""
+        layout = self._layout
+        if self._skipped:
+            self._depth -= tag == self._skipped
+            if not self._depth:
+                self._skipped = ""
+        elif tag == "table":
+            layout.end_table()
+        elif tag == "tr":
+            layout.end_row()
+        elif tag in ("td", "th"):
+            layout.end_cell()
+        elif tag in ("ul", "ol"):
+            self._in_list = max(0, self._in_list - 1)
+            layout.line() if self._in_list else layout.paragraph()
+        elif tag == "a":
+            self._links_inside = False
+        elif tag == "sup" and self._mark:
+            if self._mark_links and _MARK.fullmatch(layout.cut(self._mark)):
+                layout.remove(self._mark)
+            self._mark = None
+        elif tag in _PARAGRAPHS:
+            layout.line() if tag == "p" and self._in_list else layout.paragraph()
+            self._n_pre = max(0, self._n_pre - (tag == "pre"))
+            self._n_articles -= tag in ("article", "main", "section")
+        elif tag in _LINES:
+            layout.line()
+
+    def handle_data(self, data: str) -> None:
+        """Add text."""
+        if self._skipped:
+            return
+        if self._n_pre:
+            self._layout.add(data.replace("\r\n", "\n"))
+        else:
+            self._layout.add_words(data)
+
+    def _is_skipped(self, tag: str, attributes: dict[str, str]) -> bool:
+        roles = f"{attributes.get('role', '')} {attributes.get('epub:type', '')}".split()
+        style = attributes.get("style", "").replace(" ", "").lower()
+        return (
+            tag in _SKIPPED
+            or (tag == "header" and not self._in_book and not self._n_articles)
+            or not _SKIPPED_ROLES.isdisjoint(roles)
+            or "headerlink" in attributes.get("class", "")
+            or (tag in ("div", "span", "section", "aside") and "hidden" in attributes)
+            or (tag in ("div", "span") and "display:none" in style)
+        )

@@ -1,0 +1,86 @@
+"""Recognize documents by their first bytes and their names, without importing a library."""
+
+import re
+from pathlib import PurePath
+
+_ZIP, _OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_SUFFIXES = {
+    ".docx": "docx", ".docm": "docx", ".dotx": "docx", ".odt": "odt", ".ott": "odt",
+    ".epub": "epub", ".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf",
+    ".rtf": "rtf", ".ipynb": "notebook", ".eml": "mail", ".mbox": "mbox", ".srt": "subtitles",
+    ".vtt": "subtitles", ".doc": "doc", ".xlsx": "sheet", ".xls": "sheet", ".ods": "sheet",
+    ".pptx": "slides", ".ppt": "slides", ".odp": "slides", ".mobi": "kindle", ".azw": "kindle",
+    ".azw3": "kindle",
+}  # fmt: skip
+_MARKDOWN = {".md", ".markdown", ".mdx", ".qmd", ".rmd"}
+_ZIP_MARKS = [  # in the first bytes of an archive
+    (b"application/epub+zip", "epub"), (b"opendocument.text", "odt"), (b"word/", "docx"),
+    (b"opendocument.spreadsheet", "sheet"), (b"xl/", "sheet"),
+    (b"opendocument.presentation", "slides"), (b"ppt/", "slides"),
+]  # fmt: skip
+_FRONT_MATTER = re.compile(rb"---[ \t]*\r?\n(\s*#[^\n]*\n|\s*\n)*(---|[\w\"'][^\n]*:)")
+_HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)*<(!doctype\s+html|html[\s>])", re.I)
+_MAIL = re.compile(rb"(From |[!-9;-~]+:[ \t])[^\n]*\n([ \t][^\n]*\n|[!-9;-~]+:[^\n]*\n)*?"
+                   rb"(From|Subject|Date|Message-ID): ", re.I)  # fmt: skip
+_TELEGRAM = re.compile(
+    rb'\{\s*("about"\s*:\s*"Here is the data you requested|'
+    rb'("name"\s*:\s*[^\n]*\n?\s*)?"type"\s*:\s*"(\w+_(chat|group|supergroup|channel)|saved_messages)")'
+)
+_DISCORD = re.compile(rb'\{\s*"guild"\s*:\s*\{')
+# A date, a time and the end of both: "[31.12.23, 23:59:10] " of iOS, "12/31/23, 11:59 PM - ".
+WHATSAPP_STAMP = re.compile(
+    r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\.?,?[  ](?:à |um |at )?"
+    r"\d{1,2}[:.]\d{2}(?:[:.]\d{2})?(?:[ \u202f\xa0]?[ap]\.?[ \xa0]?m\.?)?(?(1)\] | - )",
+    re.I,
+)
+
+
+def document_kind(name: str, head: bytes) -> str | None:
+    """Return how a file is read as a document, or None if it is text, rows or anything else.
+
+    `head` is the beginning of the file, 4 KB or more if it has them. Magic numbers count more than
+    the name; the content of a file without suffix, and of stdin (`-`), decides alone.
+    """
+    suffix = PurePath(name).suffix.lower()
+    by_name = _SUFFIXES.get(suffix)
+    if head.startswith(b"%PDF-") or (by_name == "pdf" and b"%PDF-" in head[:1024]):
+        return "pdf"
+    if head.startswith(b"{\\rtf"):
+        return "rtf"
+    if head.startswith(_OLE):
+        return "sheet" if by_name == "sheet" else "slides" if by_name == "slides" else "doc"
+    if head[60:68] == b"BOOKMOBI":
+        return "kindle"
+    if head.startswith(_ZIP):
+        marks = [(head.find(mark), kind) for mark, kind in _ZIP_MARKS if mark in head]
+        return by_name or (min(marks)[1] if marks else None)
+    text = head.removeprefix(b"\xef\xbb\xbf")
+    if suffix in _MARKDOWN:
+        return "markdown" if _FRONT_MATTER.match(text) else None
+    if by_name in ("doc", "sheet", "slides", "kindle"):
+        return by_name if b"\0" in head else None
+    if by_name:
+        return by_name
+    if suffix in (".json", "") and _TELEGRAM.match(text):
+        return "telegram"
+    if suffix in (".json", "") and _DISCORD.match(text):
+        return "discord"
+    if suffix in (".txt", "") and _is_whatsapp(text):
+        return "whatsapp"
+    if suffix or b"\0" in head:
+        return None
+    if _HTML.match(text):
+        return "html"
+    if _MAIL.match(text):
+        return "mbox" if text.startswith(b"From ") else "mail"
+    return "subtitles" if text.startswith(b"WEBVTT") else None
+
+
+def _is_whatsapp(head: bytes) -> bool:
+    """Return whether the first line and two others, or all of fewer, have a time and a name."""
+    lines = head.decode("utf-8", "ignore").splitlines()
+    if not lines or not WHATSAPP_STAMP.match(lines[0]):
+        return False
+    stamps = [match for line in lines if (match := WHATSAPP_STAMP.match(line))]
+    named = [match for match in stamps if ": " in match.string[match.end() :][:80]]
+    return len(named) >= min(3, len(lines)) and len(named) * 2 >= len(stamps)

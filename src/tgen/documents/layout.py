@@ -1,0 +1,157 @@
+"""Text with paragraphs, lines and tables, put together from the elements of a document."""
+
+import re
+from collections import Counter
+
+_SPACES = re.compile(r"[ \t\n\r\f]+")
+
+
+class _Frame:
+    """A text under way: the document, a cell, or a text beside the running one."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.line_breaks = 0  # due before the next part
+        self.has_table = False
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.n_rows = 0  # with text
+        self.cells: list[str] | None = None  # of the open row
+        self.in_cell = False
+
+
+class Layout:
+    """Paragraphs are separated by a blank line, rows of tables by a line break, cells by a tab."""
+
+    def __init__(self, left_out: Counter[str]) -> None:
+        self._left_out = left_out
+        self._frames = [_Frame()]
+        self._tables: list[_Table] = []
+
+    def paragraph(self) -> None:
+        """Separate the text before from the text after by a blank line."""
+        self._frames[-1].line_breaks = 2
+
+    def line(self) -> None:
+        """Separate the text before from the text after by a line break at least."""
+        self._frames[-1].line_breaks = max(1, self._frames[-1].line_breaks)
+
+    def line_break(self) -> None:
+        """Add a line break; two make a blank line."""
+        self._frames[-1].line_breaks = min(2, self._frames[-1].line_breaks + 1)
+
+    def join_items(self) -> None:
+        """Separate an item of a list from the one before by a line break only."""
+        self._frames[-1].line_breaks = min(1, self._frames[-1].line_breaks)
+
+    def add(self, text: str) -> None:
+        """Add text as it is."""
+        frame = self._frames[-1]
+        if text:
+            if frame.line_breaks and frame.parts:
+                frame.parts.append("\n" * frame.line_breaks)
+            frame.line_breaks = 0
+            frame.parts.append(text)
+
+    def add_words(self, text: str) -> None:
+        """Add text whose white space stands for one space, as in HTML."""
+        frame = self._frames[-1]
+        text = _SPACES.sub(" ", text)
+        at_start = frame.line_breaks or not frame.parts or frame.parts[-1][-1] in " \n"
+        self.add(text.lstrip(" ") if at_start else text)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The end of the text so far, for `cut`."""
+        return len(self._frames), len(self._frames[-1].parts)
+
+    def cut(self, position: tuple[int, int]) -> str:
+        """Return the text since `position`."""
+        return "".join(self._frames[-1].parts[position[1] :]) if self._is_open(position) else ""
+
+    def remove(self, position: tuple[int, int]) -> None:
+        """Remove the text since `position`."""
+        if self._is_open(position):
+            del self._frames[-1].parts[position[1] :]
+
+    def _is_open(self, position: tuple[int, int]) -> bool:
+        return len(self._frames) == position[0]
+
+    def begin_aside(self) -> None:
+        """Begin a text that is not part of the running one: a note, a text box."""
+        self._frames.append(_Frame())
+
+    def end_aside(self) -> str:
+        """Return the text since `begin_aside`."""
+        return _tidy(self._frames.pop().parts)
+
+    def begin_table(self) -> None:
+        """Begin a table."""
+        self._tables.append(_Table())
+
+    def begin_row(self) -> None:
+        """Begin a row; an open one ends."""
+        if self._tables:
+            self.end_row()
+            self._tables[-1].cells = []
+
+    def begin_cell(self) -> None:
+        """Begin a cell; an open one ends."""
+        if self._tables:
+            self.end_cell()
+            if self._tables[-1].cells is None:
+                self.begin_row()
+            self._tables[-1].in_cell = True
+            self._frames.append(_Frame())
+
+    def end_cell(self) -> None:
+        """End a cell, which becomes one line unless it has paragraphs or a table."""
+        if self._tables and self._tables[-1].in_cell:
+            has_table = self._frames[-1].has_table
+            cell = _tidy(self._frames.pop().parts)
+            if "\n\n" not in cell and not has_table:
+                cell = cell.replace("\n", " ")
+            table = self._tables[-1]
+            table.in_cell = False
+            assert table.cells is not None
+            table.cells.append(cell)
+
+    def end_row(self) -> None:
+        """End a row; its cells become a line, or paragraphs if one has several lines."""
+        if not self._tables:
+            return
+        self.end_cell()
+        table = self._tables[-1]
+        cells, table.cells = table.cells, None
+        if cells and any(cells):
+            if any("\n" in cell for cell in cells):
+                self.paragraph()
+                self.add("\n\n".join(filter(None, cells)))
+                self.paragraph()
+            else:
+                self.line() if table.n_rows else self.paragraph()
+                self.add("\t".join(cells).rstrip())
+            table.n_rows += 1
+
+    def end_table(self) -> None:
+        """End a table; one without text is counted."""
+        if self._tables:
+            self.end_row()
+            if not self._tables.pop().n_rows:
+                self._left_out["table without text"] += 1
+            self._frames[-1].has_table = True
+            self.paragraph()
+
+    def finish(self) -> str:
+        """Return the whole text; what is open ends."""
+        while self._tables:
+            self.end_table()
+        return _tidy(self._frames[0].parts)
+
+
+def _tidy(parts: list[str]) -> str:
+    """Return the text without spaces at the ends of lines and without several blank lines."""
+    text = re.sub(r"[ \t]+(?=\n)", "", "".join(parts))
+    return re.sub(r"\n{3,}", "\n\n", text).strip(" \t\n")

@@ -1,0 +1,98 @@
+"""Mail: the bodies of messages without quotes and signatures."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from typing import BinaryIO
+
+from tgen.documents.html import add_page, decode_html
+from tgen.documents.layout import Layout
+
+_FORWARD = re.compile(  # everything from here on was written by others
+    r"\s*(-{3,} ?(original message|forwarded message|ursprüngliche nachricht|message d'origine|"
+    r"mensaje original|original-nachricht).*|_{20,}|from: .+|von: .+|de\s?: .+)",
+    re.I,
+)
+_SENT_FROM = re.compile(r"(sent from my|von meinem|gesendet von|envoyé de(puis)? mon|enviado desde) .*", re.I)
+_INTRODUCTION = re.compile(
+    r".*(\d|@|\bwrote|schrieb|écrit|escribió|escreveu|scritto|schreef|skrev|написал).*[::]", re.I
+)
+_HEADER = re.compile(r"\s*(sent|date|to|gesendet|datum|an|envoyé|à|enviado|para|cc|subject)\s?: ", re.I)
+
+
+def read_mail(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the body of a message."""
+    yield _body(file.read(), left_out)
+
+
+def read_mbox(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the body of each message of a mailbox, of which one at a time is in RAM."""
+    message: list[bytes] = []
+    is_after_blank = True
+    for line in file:
+        if is_after_blank and line.startswith(b"From ") and message:
+            yield _body(b"".join(message[1:]), left_out)
+            message.clear()
+        is_after_blank = line in (b"\n", b"\r\n")
+        quoted = line.startswith(b">") and line.lstrip(b">").startswith(b"From ")
+        message.append(line[1:] if quoted else line)
+    if message:
+        yield _body(b"".join(message[1:]), left_out)
+
+
+def _body(data: bytes, left_out: Counter[str]) -> str:
+    message = message_from_bytes(data, policy=policy.default)
+    assert isinstance(message, EmailMessage)
+    body = message.get_body(("plain", "html"))
+    left_out["attachment"] += sum(
+        part is not body and part.get_content_disposition() == "attachment" for part in message.walk()
+    )
+    if body is None:
+        left_out["message without text"] += 1
+        return ""
+    payload = body.get_payload(decode=True)
+    content = payload if isinstance(payload, bytes) else b""
+    charset = body.get_content_charset()
+    text = decode_html(content, charset)
+    if body.get_content_subtype() == "html":
+        layout = Layout(left_out)
+        text = re.sub(r"(?i)<blockquote", "<p>&gt;</p><template", text)  # a quote
+        add_page(re.sub(r"(?i)</blockquote", "</template", text), layout, left_out)
+        text = layout.finish()
+    elif body.get_param("format") == "flowed":
+        is_joined = str(body.get_param("delsp", "")).lower() == "yes"
+        text = re.sub(r"(?m)(?<!^--) \r?\n(?!>|-- \r?$)", "" if is_joined else " ", text)
+    text = _own_words(text.replace("\r\n", "\n").replace("\r", "\n"))
+    left_out["message without text"] += not text
+    return text
+
+
+def _own_words(text: str) -> str:
+    """Return a body without quotes, the lines that introduce them, and the signature."""
+    kept: list[str] = []
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if line.rstrip() == "--" or _SENT_FROM.fullmatch(line.strip()):
+            break
+        if _FORWARD.fullmatch(line) and (
+            line.lstrip()[:1] in "-_" or any(map(_HEADER.match, lines[i + 1 : i + 3]))
+        ):
+            break
+        if line.startswith(">"):
+            _drop_introduction(kept)
+            continue
+        kept.append(line.rstrip())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip("\n")
+
+
+def _drop_introduction(kept: list[str]) -> None:
+    """Remove the line before a quote, "On ..., ... wrote:", of up to three lines, if it is that."""
+    while kept and not kept[-1]:
+        kept.pop()
+    first = next((i for i in range(len(kept) - 1, -1, -1) if not kept[i]), -1) + 1
+    if len(kept) - first <= 3 and _INTRODUCTION.fullmatch(" ".join(kept[first:])):
+        del kept[first:]
+    if kept and kept[-1]:
+        kept.append("")

@@ -1,0 +1,82 @@
+"""OpenDocument's .odt: paragraphs, lists, tables, notes and text boxes in the document's order."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from tgen.documents.layout import Layout
+from tgen.documents.package import LOCKED_HINT, Package, without
+from tgen.errors import CorpusError
+
+_SKIPPED = {  # what is no text of the document, or is navigation or a number of a page or a note
+    *("tracked-changes", "annotation", "forms", "scripts", "automatic-styles", "desc", "title"),
+    *("note-citation", "page-number", "page-count", "ruby-text", "table-of-content"),
+    *("alphabetical-index", "illustration-index", "table-index", "user-index"),
+}  # fmt: skip
+_MAX_SPACES = 1000  # of one element
+
+
+def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the text. Indexes, comments, headers and footers are no part of it."""
+    package = Package(file)
+    if "META-INF/manifest.xml" in package:
+        for kind, name, _ in package.events("META-INF/manifest.xml"):
+            if (kind, name) == ("start", "encryption-data"):
+                raise CorpusError("is encrypted", LOCKED_HINT)
+    layout = Layout(left_out)
+    asides: list[str] = []  # notes and text boxes of the open paragraph
+    paragraphs = lists = 0  # that are open
+    is_counted = False  # the picture of the open frame, which may have several forms
+    for kind, name, attributes in without(
+        package.events("content.xml"), lambda name, _: name in _SKIPPED
+    ):
+        if kind == "text":
+            if paragraphs:
+                layout.add_words(name)
+        elif kind == "start":
+            if name in ("p", "h"):
+                paragraphs += 1
+                layout.line() if lists else layout.paragraph()
+            elif name == "list":
+                if not lists:
+                    layout.paragraph()
+                lists += 1
+            elif name == "s":
+                n = attributes.get("c", "1")
+                layout.add(" " * min(_MAX_SPACES, int(n) if n.isdecimal() else 1))
+            elif name == "tab":
+                layout.add("\t")
+            elif name == "line-break":
+                layout.line_break()
+            elif name in ("note-body", "text-box"):
+                layout.begin_aside()
+            elif name == "frame":
+                is_counted = False
+            elif name in ("image", "object", "object-ole") and not is_counted:
+                left_out["picture" if name == "image" else "embedded object"] += 1
+                is_counted = True
+            elif name == "table":
+                layout.begin_table()
+            elif name == "table-row":
+                layout.begin_row()
+            elif name in ("table-cell", "covered-table-cell"):
+                layout.begin_cell()
+        elif name in ("note-body", "text-box"):
+            asides.append(layout.end_aside())
+        elif name in ("p", "h"):
+            paragraphs -= 1
+            for text in filter(None, asides):
+                layout.paragraph()
+                layout.add(text)
+            asides.clear()
+        elif name == "list":
+            lists -= 1
+            if not lists:
+                layout.paragraph()
+        elif name in ("table-cell", "covered-table-cell"):
+            layout.end_cell()
+        elif name == "table-row":
+            layout.end_row()
+        elif name == "table":
+            layout.end_table()
+    yield layout.finish()

@@ -1,0 +1,195 @@
+"""The process that reads documents: one request per line of stdin, the texts on stdout.
+
+Documents are untrusted. This process has little time and memory for each, writes no file, and
+uses no network; its parent kills it when it takes too long.
+"""
+
+import io
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tgen.documents.package import DAMAGED_HINT
+from tgen.errors import CorpusError, TgenError
+from tgen.storage import files
+
+_SEPARATOR = b"<|endoftext|>"
+_BLOCK = 1 << 20
+_CONTROLS = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
+_CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
+_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
+          (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))  # fmt: skip
+_UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
+
+
+def main() -> None:
+    """Read documents until the end of stdin.
+
+    The answers of a request are JSON lines: `text`, the bytes that follow, which begin a text if
+    `first`; `progress`; and at last `left_out`, or the `problem` with its `hint`, after which this
+    process is not used any more if `kill`.
+    """
+    with suppress(ImportError, ValueError):
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    out = sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever a library prints
+    while line := sys.stdin.buffer.readline():
+        request = json.loads(line)
+        _set_limit("RLIMIT_AS", request["memory"])
+        # In case the parent is killed and cannot kill this process.
+        _set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
+        answer: dict[str, Any] = {"kill": False}
+        try:
+            answer = {"left_out": _read(request, out)}
+        except MemoryError:
+            answer = {"problem": f"needs more than {request['memory'] >> 20:,} MB of memory"}
+            answer |= {"kill": True, "hint": "split it into smaller files"}
+        except RecursionError:
+            answer |= {"problem": "is nested too deeply", "hint": DAMAGED_HINT}
+        except TgenError as error:
+            answer |= {"problem": _to_line(error.message), "hint": _to_line(error.hint)}
+        except ImportError as error:
+            answer |= {"problem": f"needs the library {_to_line(str(error.name))}"}
+            answer |= {"hint": "install it: pip install 'tgen-lm[documents]'"}
+        except Exception as error:  # a library may raise anything for a damaged file
+            reason = _to_line(f"{type(error).__name__}: {error}")
+            answer |= {"problem": f"is damaged ({reason})", "hint": DAMAGED_HINT}
+        out.write(json.dumps(answer).encode() + b"\n")
+        out.flush()
+
+
+def _read(request: dict[str, Any], out: BinaryIO) -> dict[str, int]:
+    """Write the texts of a document; return what was left out."""
+    kind, left = request["kind"], request["max_text"]
+    left_out: Counter[str] = Counter()
+    n_texts, shown = 0, time.monotonic()
+
+    def progress(fraction: float) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > 0.5:
+            shown = time.monotonic()
+            out.write(json.dumps({"progress": fraction}).encode() + b"\n")
+            out.flush()
+
+    with _open(request) as file:
+        for text in _texts(kind, file, left_out, request["encoding"], progress):
+            if kind not in _UNCHANGED:
+                text = text.translate(_CONTROLS).strip("\n")
+            if not text.strip():
+                continue
+            data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+            left -= len(data)
+            if left < 0:
+                raise CorpusError(
+                    f"has more than {request['max_text'] >> 20:,} MB of text",
+                    "convert it to text yourself if you trust it",
+                )
+            data = _SEPARATOR + data if n_texts else data
+            out.write(json.dumps({"text": len(data), "first": 1}).encode() + b"\n" + data)
+            n_texts += 1
+    if not n_texts:
+        raise CorpusError("has no text", "remove it, or check it in the program that made it")
+    return {what: n for what, n in left_out.items() if n > 0}
+
+
+@contextmanager
+def _open(request: dict[str, Any]) -> Iterator[BinaryIO]:
+    if request["path"] is None:  # the content follows in stdin
+        yield io.BytesIO(sys.stdin.buffer.read(request["n_bytes"]))
+    else:
+        with files.open_regular(Path(request["path"])) as file:
+            yield file
+
+
+def _texts(
+    kind: str,
+    file: BinaryIO,
+    left_out: Counter[str],
+    encoding: str | None,
+    progress: Callable[[float], None],
+) -> Iterator[str]:
+    if kind == "docx":
+        from tgen.documents.docx import read_docx
+
+        return read_docx(file, left_out)
+    if kind == "odt":
+        from tgen.documents.odt import read_odt
+
+        return read_odt(file, left_out)
+    if kind == "epub":
+        from tgen.documents.epub import read_epub
+
+        return read_epub(file, left_out)
+    if kind == "pdf":
+        from tgen.documents.pdf import read_pdf
+
+        return read_pdf(file, left_out, progress)
+    if kind == "html":
+        from tgen.documents.html import read_html
+
+        return read_html(file.read(), left_out, encoding)
+    if kind == "rtf":
+        from tgen.documents.rtf import read_rtf
+
+        return read_rtf(file, left_out)
+    if kind in ("mail", "mbox"):
+        from tgen.documents import mail
+
+        return (mail.read_mail if kind == "mail" else mail.read_mbox)(file, left_out)
+    text = _decode(file.read(), encoding)
+    if kind == "subtitles":
+        from tgen.documents.subtitles import read_subtitles
+
+        return read_subtitles(text, left_out)
+    if kind in ("notebook", "markdown"):
+        from tgen.documents import notebook
+
+        is_notebook = kind == "notebook"
+        return (notebook.read_notebook if is_notebook else notebook.read_markdown)(text, left_out)
+    from tgen.documents import chats
+
+    read = {
+        "whatsapp": chats.read_whatsapp,
+        "telegram": chats.read_telegram,
+        "discord": chats.read_discord,
+    }
+    return read[kind](text, left_out)
+
+
+def _decode(data: bytes, encoding: str | None) -> str:
+    """Return a text with LF; its byte order mark counts more than `encoding`."""
+    for mark, name in _MARKS:
+        if data.startswith(mark):
+            encoding = name
+            break
+    try:
+        text = data.decode(encoding or "utf-8").removeprefix("\ufeff")
+    except (LookupError, ValueError):
+        hint = "pass its encoding, for example --encoding cp1252"
+        raise CorpusError(f"is not {encoding or 'UTF-8'}", hint) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _set_limit(resource_name: str, limit: int) -> None:
+    """Limit this process's use of a resource, where the platform supports it."""
+    with suppress(ImportError, AttributeError, ValueError, OSError):
+        import resource
+
+        number = getattr(resource, resource_name)
+        hard = resource.getrlimit(number)[1]
+        resource.setrlimit(number, (limit, hard))
+
+
+def _to_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:300]
+
+
+if __name__ == "__main__":
+    main()

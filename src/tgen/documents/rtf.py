@@ -1,0 +1,34 @@
+"""Rich Text Format, by the library striprtf."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from tgen.documents.package import DAMAGED_HINT
+from tgen.errors import CorpusError
+
+_CODE_PAGE = re.compile(rb"\\ansicpg(\d{2,5})")
+_PARAGRAPH = re.compile(r"\\(?:par|sect|page)(?![a-zA-Z])")
+_CELL = re.compile(r"\\(?:nest)?cell(?![a-zA-Z])")
+_TABLE_ROW = re.compile(r"(?<=\n)[^\n]*\t")
+_LINK = re.compile(r"(\\fldinst[^\\}]{0,50})HYPERLINK", re.I)  # whose address striprtf would add
+
+
+def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the text; notes, headers and footers are no part of it."""
+    from striprtf.striprtf import rtf_to_text
+
+    data = file.read()
+    page = _CODE_PAGE.search(data)
+    text = data.decode("cp1252", "replace")
+    left_out["picture"] += text.count("\\pict") - text.count("\\nonshppict")
+    left_out["footnote"] += len(re.findall(r"\\footnote(?![a-zA-Z])", text))
+    text = _PARAGRAPH.sub(r"\\par\\par ", text)  # a blank line; \line is a line break
+    text = _LINK.sub(r"\1LINK", _CELL.sub(r"\\tab ", text))
+    try:
+        text = rtf_to_text(text, f"cp{page[1].decode()}" if page else "cp1252", errors="replace")
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorpusError(f"is damaged: {error}", DAMAGED_HINT) from None
+    text = re.sub(r"[ \t]+(?=\n)", "", text.replace("\xad", ""))
+    yield re.sub(r"\n{3,}", "\n\n", text).strip()
