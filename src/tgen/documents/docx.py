@@ -57,17 +57,19 @@ def _read_body(
 ) -> None:
     asides: list[str] = []  # notes and text boxes of the open paragraph
     fields: list[bool] = []  # that are open: whether each is a table of contents
-    in_text = in_instruction = in_list = was_list = False
+    in_text = in_instruction = in_list = was_list = in_contents = False
     for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
         if kind == "text":
             if in_instruction and fields:
                 fields[-1] |= name.split()[:1] == ["TOC"]
-            elif in_text and not any(fields):
+            elif in_text and not (in_contents or any(fields)):
                 layout.add(name)
         elif kind == "start":
             if name == "p":
                 layout.paragraph()
-                was_list, in_list = in_list, False
+                was_list, in_list, in_contents = in_list, False, False
+            elif name == "pStyle":
+                in_contents = attributes.get("val", "").startswith("TOC")
             elif name == "numPr":
                 in_list = True
                 if was_list:

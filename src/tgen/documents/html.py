@@ -72,6 +72,7 @@ class _Parser(HTMLParser):
         self._n_pre = self._n_articles = 0
         self._in_book = in_book
         self._in_list = 0
+        self._divs: list[bool] = []  # that are open: whether each has several lines
         self._links_inside = False  # to a place in a page
         self._mark: tuple[int, int] | None = None  # beginning of <sup>
         self._mark_links = False
@@ -88,8 +89,13 @@ class _Parser(HTMLParser):
             self._skipped, self._depth = tag, 1
             return
         layout = self._layout
+        if tag in ("br", "div") and self._divs:
+            self._divs[-1] = True
         if tag == "br":
             layout.line_break()
+        elif tag == "div":
+            layout.line()
+            self._divs.append(False)
         elif tag == "table":
             layout.begin_table()
         elif tag == "tr":
@@ -139,6 +145,8 @@ class _Parser(HTMLParser):
             layout.line() if tag == "p" and self._in_list else layout.paragraph()
             self._n_pre = max(0, self._n_pre - (tag == "pre"))
             self._n_articles -= tag in ("article", "main", "section")
+        elif tag == "div" and self._divs and self._divs.pop():
+            layout.paragraph()  # a stanza, or paragraphs
         elif tag in _LINES:
             layout.line()
 

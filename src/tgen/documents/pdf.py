@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, BinaryIO, NamedTuple
 
@@ -11,11 +12,15 @@ from tgen.documents.package import DAMAGED_HINT, LOCKED_HINT
 from tgen.errors import CorpusError
 
 _LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate("ff fi fl ffi ffl st st".split())})
-_PAGE_NUMBER = re.compile(r"\W*(\w+\.? )?#( ?(/|of|von|sur|de|di|van) #)?\W*|\W*[ivxlcIVXLC]+\W*")
+_ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
+_NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
+_WORD_END = re.compile(r"([^\W\d_]{3}|[.,;:!?”\"’)])\s*$")
+_FEW_PAGES = 5  # where a line in the same place of two pages is a header or a footer
 _MAX_GAP = 1.3  # times the usual distance of lines: more begins a paragraph
 _FULL = 0.88  # of the usual length: a line that the next word would make longer is wrapped
-_VERSE = 0.6  # of the lines of a page begin with a capital letter: they are verse, or a list
-_MIN_LINES = 4  # of a page of verse
+_VERSE = 0.8  # of the lines inside of blocks begin with a capital letter: all are verse
+_PAGES_IN_RAM = 50
+_MIN_LINES = 8  # of a size, to know how long its lines are
 
 
 class _Line(NamedTuple):
@@ -45,7 +50,8 @@ def read_pdf(
         for number, page in enumerate(reader.pages):
             pages.append(_lines(page))
             n_pictures += _count_pictures(page)
-            reader.resolved_objects.clear()
+            if number % _PAGES_IN_RAM == _PAGES_IN_RAM - 1:
+                reader.resolved_objects.clear()
             progress((number + 1) / n_pages)
     except (DependencyError, FileNotDecryptedError):
         raise CorpusError("is encrypted", LOCKED_HINT) from None
@@ -72,7 +78,11 @@ def _lines(page: Any) -> list[_Line]:
         shown = [part for part in parts if part[3].strip()]
         if shown:
             size = max(shown, key=lambda part: len(part[3]))[2]
-            text = "".join(part[3] for part in parts).translate(_LIGATURES)
+            marked = [
+                "" if part[2] < 0.8 * size and _is_note_mark(part[3], before[3]) else part[3]
+                for before, part in pairwise([("",) * 4, *parts])
+            ]
+            text = "".join(marked).translate(_LIGATURES)
             lines.append(_Line(*shown[0][:2], size, " ".join(text.split())))
         parts.clear()
 
@@ -90,6 +100,11 @@ def _lines(page: Any) -> list[_Line]:
     return lines
 
 
+def _is_note_mark(text: str, before: str) -> bool:
+    """Return whether small text is the number of a note, not an exponent: after a word or stop."""
+    return bool(_NOTE_MARK.fullmatch(text) and _WORD_END.search(before))
+
+
 def _count_pictures(page: Any) -> int:
     try:
         objects = page["/Resources"]["/XObject"].values()
@@ -100,70 +115,94 @@ def _count_pictures(page: Any) -> int:
 
 def _without_repeated(pages: Sequence[list[_Line]]) -> list[list[_Line]]:
     """Return the pages without headers, footers and page numbers: of the two highest and the two
-    lowest lines, those whose text, apart from numbers, is in the same place of several pages."""
-    found: Counter[tuple[int, str]] = Counter()
-    edges: list[dict[int, tuple[int, str]]] = []
-    for lines in pages:
-        by_height = sorted(range(len(lines)), key=lambda i, lines=lines: lines[i].y)
-        edge = {
-            i: (round(lines[i].y / 2), re.sub(r"\d+", "#", lines[i].text))
-            for i in {*by_height[:2], *by_height[-2:]}
-        }
-        found.update(set(edge.values()))
+    lowest lines, those that other pages have in the same place, apart from their numbers, and those
+    that begin or end with the number of their page."""
+    found: Counter[tuple[object, ...]] = Counter()
+    edges: list[dict[int, set[tuple[object, ...]]]] = []
+    for number, lines in enumerate(pages):
+        order = sorted(range(len(lines)), key=lambda i, lines=lines: lines[i].y)
+        edge = {i: _edge_keys(lines[i], number) for i in {*order[:2], *order[-2:]}}
+        found.update(key for keys in edge.values() for key in keys)
         edges.append(edge)
-
-    def is_repeated(key: tuple[int, str]) -> bool:
-        number = _PAGE_NUMBER.fullmatch(key[1])
-        same_place = sum(
-            n for (y, text), n in found.items() if y == key[0] and _PAGE_NUMBER.fullmatch(text)
-        ) if number else found[key]  # fmt: skip
-        return same_place >= (2 if number else 3)
-
-    repeated = {key for key in found if is_repeated(key)}
+    enough = 2 if len(pages) <= _FEW_PAGES else 3
     return [
-        [line for i, line in enumerate(lines) if edge.get(i) not in repeated]
+        [
+            line
+            for i, line in enumerate(lines)
+            if not any(found[key] >= enough for key in edge.get(i, ()))
+        ]
         for lines, edge in zip(pages, edges, strict=True)
     ]
 
 
+def _edge_keys(line: _Line, page: int) -> set[tuple[object, ...]]:
+    """Return what a line may have in common with the header or footer of another page."""
+    height = round(line.y / 2)
+    keys: set[tuple[object, ...]] = {(height, re.sub(r"\d+", "#", line.text))}
+    if _ROMAN.fullmatch(line.text):
+        keys.add((height, "roman"))
+    for number in re.findall(r"^\W*(\d{1,5})\b|\b(\d{1,5})\W*$", line.text):
+        keys.add((height, int("".join(number)) - page))
+    return keys
+
+
 def _join_lines(pages: Sequence[list[_Line]]) -> str:
-    """Return the text of lines: paragraphs joined, words put together, verse lines kept."""
-    gaps = sorted(
-        (above.y - line.y) / line.size
-        for lines in pages
-        for above, line in zip(lines, lines[1:], strict=False)
-        if line.size and 0.5 < (above.y - line.y) / line.size < 3 and abs(above.size - line.size) < 1
-    )
-    usual_gap = median(gaps) if gaps else 1.2
-    lengths = sorted(len(line.text) for lines in pages for line in lines)
-    usual_length = lengths[int(0.75 * len(lengths))] if lengths else 0
-    words = {word for lines in pages for line in lines for word in re.findall(r"[\w-]+", line.text)}
-    parts: list[str] = []
-    above: _Line | None = None
-    for lines in pages:
-        margins = _margins(lines)
-        n_capitals = sum(line.text[0].isupper() for line in lines)
-        is_verse = n_capitals > _VERSE * len(lines) and len(lines) >= _MIN_LINES
-        for i, line in enumerate(lines):
-            if above is not None:
-                gap = (above.y - line.y) / line.size / usual_gap if line.size else 1
-                first = line.text.split(" ")[0] if line.text.isascii() else line.text[:1]
-                is_wrapped = len(above.text) + len(first) >= _FULL * usual_length and not is_verse
-                is_apart = i > 0 and (gap > _MAX_GAP or 0.3 < gap < 0.6)
-                is_heading = abs(above.size - line.size) > 0.1 * max(above.size, line.size)
-                is_indented = _is_indented(line.x, margins, line.size) and not is_verse
-                if is_apart or is_heading or is_indented:
-                    parts.append("\n\n")
-                elif not is_wrapped:
-                    new_page = i == 0 or gap < 0
-                    parts.append("\n\n" if new_page and not is_verse else "\n")
-                elif parts[-1][-1] in "-‐\xad" and parts[-1][-2:-1].isalpha() and line.text[0].islower():
-                    parts[-1] = _without_hyphen(parts[-1], line.text, words)
-                elif not (_is_wide(parts[-1][-1]) and _is_wide(line.text[0])):
-                    parts.append(" ")
-            parts.append(line.text)
-            above = line
+    """Return the text of lines: paragraphs joined, divided words put together, verse lines kept."""
+    lines = [line for page in pages for line in page]
+    places = _places(pages)
+    following = [line.text for line, place in zip(lines, places, strict=True) if place == "next"]
+    is_verse = sum(text[0].isupper() for text in following) > _VERSE * len(following)
+    words = {word for line in lines for word in re.findall(r"[\w-]+", line.text)}
+    lengths: dict[int, list[int]] = {}  # by size of the font
+    for line in lines:
+        lengths.setdefault(round(line.size), []).append(len(line.text))
+    body = max(lengths, key=lambda size: sum(lengths[size]))
+    long = {size: sorted(of_size)[int(0.9 * len(of_size))] for size, of_size in lengths.items()}
+    usual = {  # how long a line of this size can be
+        size: long[size] if len(lengths[size]) >= _MIN_LINES else long[body] * body / max(1, size)
+        for size in lengths
+    }
+    parts = [lines[0].text]
+    for above, line, place in zip(lines, lines[1:], places[1:], strict=False):
+        first = line.text.split(" ")[0] if line.text.isascii() else line.text[:4]
+        length = len(above.text) + len(first)
+        if place == "apart":
+            parts.append("\n\n")
+        elif is_verse or length < _FULL * usual[round(above.size)]:
+            parts.append("\n\n" if place == "page" and not is_verse else "\n")
+        elif re.search(r"[^\W\d_][-‐\xad]$", above.text) and line.text[0].islower():
+            parts[-1] = _without_hyphen(above.text, line.text, words)
+        elif not (_is_wide(above.text[-1]) and _is_wide(line.text[0])):
+            parts.append(" ")
+        parts.append(line.text)
     return "".join(parts).replace("\xad", "")
+
+
+def _places(pages: Sequence[list[_Line]]) -> list[str]:
+    """Return where each line is, seen from the one before: "next" to it, "apart" (a gap, another
+    size, indented), or at the top of another "page" or column."""
+    gaps = [
+        (above.y - line.y) / line.size
+        for page in pages
+        for above, line in zip(page, page[1:], strict=False)
+        if 0.5 * line.size < above.y - line.y < 3 * line.size and abs(above.size - line.size) < 1
+    ]
+    usual_gap = median(gaps) if gaps else 1.2
+    places: list[str] = []
+    above: _Line | None = None
+    for page in pages:
+        margins = _margins(page)
+        for i, line in enumerate(page):
+            gap = (above.y - line.y) / (line.size or 1) / usual_gap if above else 0.0
+            sizes = (above.size, line.size) if above else (1, 1)
+            if _is_indented(line.x, margins, line.size) or max(sizes) > 1.1 * min(sizes):
+                places.append("apart")
+            elif i == 0 or gap < 0:
+                places.append("page")
+            else:
+                places.append("apart" if gap > _MAX_GAP else "next")
+            above = line
+    return places
 
 
 def _margins(lines: Sequence[_Line]) -> list[float]:

@@ -9,9 +9,9 @@ from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{2,5})")
-_PARAGRAPH = re.compile(r"\\(?:par|sect|page)(?![a-zA-Z])")
-_CELL = re.compile(r"\\(?:nest)?cell(?![a-zA-Z])")
-_TABLE_ROW = re.compile(r"(?<=\n)[^\n]*\t")
+_PARAGRAPH = re.compile(r"\\(?:par|sect|page)(?![a-zA-Z]) ?")
+_CELL = re.compile(r"(?:\\par(?![a-zA-Z])([\s{}]*))?\\(?:nest)?cell(?![a-zA-Z]) ?")
+_LAST_ROW = re.compile(r"\\row(?![a-zA-Z]) ?(?!(?:[\s{}]|\\pard)*\\trowd)")
 _LINK = re.compile(r"(\\fldinst[^\\}]{0,50})HYPERLINK", re.I)  # whose address striprtf would add
 
 
@@ -24,8 +24,8 @@ def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     text = data.decode("cp1252", "replace")
     left_out["picture"] += text.count("\\pict") - text.count("\\nonshppict")
     left_out["footnote"] += len(re.findall(r"\\footnote(?![a-zA-Z])", text))
-    text = _PARAGRAPH.sub(r"\\par\\par ", text)  # a blank line; \line is a line break
-    text = _LINK.sub(r"\1LINK", _CELL.sub(r"\\tab ", text))
+    text = _LINK.sub(r"\1LINK", _CELL.sub(r"\1\\tab ", text))
+    text = _PARAGRAPH.sub(r"\\par\\par ", _LAST_ROW.sub(r"\\par ", text))  # \line is one line break
     try:
         text = rtf_to_text(text, f"cp{page[1].decode()}" if page else "cp1252", errors="replace")
     except (ValueError, LookupError, TypeError) as error:
