@@ -21,7 +21,7 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
     lines: list[str] = []
     is_open = False  # the message before may go on
     for line in text.split("\n"):
-        stamp = WHATSAPP_STAMP.match(line)
+        stamp = re.match(WHATSAPP_STAMP, line)
         if not stamp:
             if is_open:
                 lines.append(line)

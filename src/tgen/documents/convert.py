@@ -21,7 +21,10 @@ _TEXT_BYTES, _TEXT_PER_BYTE = 1 << 26, 100  # of text: 64 MiB and 100 per byte o
 _BLOCK = 1 << 20
 _LONG_HINT = "convert it to text yourself, or split it"
 _UNREADABLE = {
-    "doc": ("is a document of Word 97 to 2003, or encrypted", "save it as .docx without a password"),
+    "doc": (
+        "is a document of Word 97 to 2003, or encrypted",
+        "save it as .docx without a password",
+    ),
     "sheet": ("is a spreadsheet", "save its table as CSV: tgen train FILE.csv"),
     "slides": ("is a presentation", "save it as PDF, and train on that"),
     "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
@@ -103,18 +106,19 @@ class Converter:
         timer = threading.Timer(_WALL * seconds, kill)
         timer.start()
         spool, n_texts = files.open_temporary(None), 0
+        is_done = False
         try:
             for answer, text in _exchange(child, request, file):
                 if "progress" in answer:
                     progress(answer["progress"])
                 elif "text" in answer:
                     spool.append(text)
-                    n_texts += answer["first"]
+                    n_texts += 1
                 elif "problem" in answer:
-                    if answer["kill"]:
-                        self.close()
+                    is_done = not answer["kill"]
                     raise CorpusError(f"{name} {answer['problem']}", answer["hint"])
                 else:
+                    is_done = True
                     return ConvertedDocument(spool, n_texts, answer["left_out"])
             raise EOFError
         except (EOFError, ValueError, BrokenPipeError):  # killed, or it exited
@@ -122,16 +126,16 @@ class Converter:
             is_slow = timed_out.is_set() or child.returncode in _CPU_LIMIT
             problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
             raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
-        except CorpusError:
-            raise
-        except BaseException:  # Ctrl-C, or no space: the next document must not get this answer
-            self.close()
-            raise
         finally:
             timer.cancel()
             timer.join()
-            if timed_out.is_set():  # perhaps just after the answer
+            # After Ctrl-C, or without space, the next document must not get this answer.
+            if not is_done or timed_out.is_set():
                 self.close()
+            if sys.exc_info()[0] is not None:
+                spool.close()
+            if isinstance(content, Path):
+                file.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._child = subprocess.Popen(

@@ -42,7 +42,9 @@ def _pages(package: Package) -> list[str]:
             if (kind, name) == ("start", "rootfile") and not book:
                 book = package.resolve("", attributes.get("full-path", ""))
     if not book:
-        pages = [name for name in package.names if name.lower().endswith((".xhtml", ".html", ".htm"))]
+        pages = [
+            name for name in package.names if name.lower().endswith((".xhtml", ".html", ".htm"))
+        ]
         return sorted(pages, key=_by_numbers)
     items: dict[str, str] = {}
     contents: set[str] = set()  # the pages with the table of contents

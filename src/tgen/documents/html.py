@@ -27,7 +27,9 @@ _VOID = {
     *("source", "track", "wbr"),
 }  # fmt: skip
 _MARK = re.compile(r"\s*[\[(]?(\d{1,4}|[a-z*†‡§¶]{1,3})[\])]?\s*")  # of a footnote
-_CHARSET = re.compile(rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I)
+_CHARSET = re.compile(
+    rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
+)
 
 
 def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) -> Iterator[str]:
@@ -39,7 +41,11 @@ def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) 
 
 def decode_html(data: bytes, encoding: str | None = None) -> str:
     """Return a page as text, in the declared encoding, else in UTF-8 if it is that, else cp1252."""
-    for mark, name in ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+    for mark, name in (
+        (codecs.BOM_UTF8, "utf-8"),
+        (b"\xff\xfe", "utf-16"),
+        (b"\xfe\xff", "utf-16"),
+    ):
         if data.startswith(mark):
             return data.removeprefix(codecs.BOM_UTF8).decode(name, "replace")
     if encoding is None:

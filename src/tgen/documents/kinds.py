@@ -18,20 +18,18 @@ _ZIP_MARKS = [  # in the first bytes of an archive
     (b"opendocument.spreadsheet", "sheet"), (b"xl/", "sheet"),
     (b"opendocument.presentation", "slides"), (b"ppt/", "slides"),
 ]  # fmt: skip
-_FRONT_MATTER = re.compile(rb"---[ \t]*\r?\n(\s*#[^\n]*\n|\s*\n)*(---|[\w\"'][^\n]*:)")
-_HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)*<(!doctype\s+html|html[\s>])", re.I)
-_MAIL = re.compile(rb"(From |[!-9;-~]+:[ \t])[^\n]*\n([ \t][^\n]*\n|[!-9;-~]+:[^\n]*\n)*?"
-                   rb"(From|Subject|Date|Message-ID): ", re.I)  # fmt: skip
-_TELEGRAM = re.compile(
-    rb'\{\s*("about"\s*:\s*"Here is the data you requested|'
-    rb'("name"\s*:\s*[^\n]*\n?\s*)?"type"\s*:\s*"(\w+_(chat|group|supergroup|channel)|saved_messages)")'
+_FRONT_MATTER = rb"---[ \t]*\r?\n([ \t]*(#[^\n]*)?\n)*(---|[\w\"'][^\n]*:)"
+_HTML = rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)?<(!doctype\s+html|html[\s>])"
+_MAIL = rb"(From |(Received|Return-Path|From|Date|Subject|Message-ID|MIME-Version|Delivered-To): ?)"
+_TELEGRAM = (
+    rb'\{\s*("about"\s*:\s*"Here is the data you requested|("name"\s*:[^\n]*\s*)?'
+    rb'"type"\s*:\s*"(personal_chat|bot_chat|saved_messages|(private|public)_\w+)")'
 )
-_DISCORD = re.compile(rb'\{\s*"guild"\s*:\s*\{')
+_DISCORD = rb'\{\s*"guild"\s*:\s*\{'
 # A date, a time and the end of both: "[31.12.23, 23:59:10] " of iOS, "12/31/23, 11:59 PM - ".
-WHATSAPP_STAMP = re.compile(
-    r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\.?,?[  ](?:à |um |at )?"
-    r"\d{1,2}[:.]\d{2}(?:[:.]\d{2})?(?:[ \u202f\xa0]?[ap]\.?[ \xa0]?m\.?)?(?(1)\] | - )",
-    re.I,
+WHATSAPP_STAMP = (
+    r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\.?(,)?[  ](?:à |um |at )?"
+    r"\d{1,2}[:.]\d{2}([:.]\d{2})?(?:[ \u202f\xa0]?[apAP]\.?[ \xa0]?[mM]\.?)?(?(1)\] | - )"
 )
 
 
@@ -56,31 +54,35 @@ def document_kind(name: str, head: bytes) -> str | None:
         return by_name or (min(marks)[1] if marks else None)
     text = head.removeprefix(b"\xef\xbb\xbf")
     if suffix in _MARKDOWN:
-        return "markdown" if _FRONT_MATTER.match(text) else None
+        return "markdown" if re.match(_FRONT_MATTER, text) else None
     if by_name in ("doc", "sheet", "slides", "kindle"):
         return by_name if b"\0" in head else None
     if by_name:
         return by_name
-    if suffix in (".json", "") and _TELEGRAM.match(text):
+    if suffix in (".json", "") and re.match(_TELEGRAM, text):
         return "telegram"
-    if suffix in (".json", "") and _DISCORD.match(text):
+    if suffix in (".json", "") and re.match(_DISCORD, text):
         return "discord"
-    if suffix in (".txt", "") and _is_whatsapp(text):
+    if suffix in (".txt", "") and _is_whatsapp(name, text):
         return "whatsapp"
     if suffix or b"\0" in head:
         return None
-    if _HTML.match(text):
+    if re.match(_HTML, text):
         return "html"
-    if _MAIL.match(text):
+    fields = re.findall(rb"(?m)^(From|Date|To|Subject|Message-ID): ", text[:4096])
+    if re.match(_MAIL, text) and len(set(fields)) >= 3:
         return "mbox" if text.startswith(b"From ") else "mail"
     return "subtitles" if text.startswith(b"WEBVTT") else None
 
 
-def _is_whatsapp(head: bytes) -> bool:
+def _is_whatsapp(name: str, head: bytes) -> bool:
     """Return whether the first line and two others, or all of fewer, have a time and a name."""
     lines = head.decode("utf-8", "ignore").splitlines()
-    if not lines or not WHATSAPP_STAMP.match(lines[0]):
+    first = re.match(WHATSAPP_STAMP, lines[0]) if lines else None
+    is_named = "whatsapp" in name.lower() or name.endswith("_chat.txt")
+    # Lines of a log have no comma after the date, and seconds.
+    if not first or not (is_named or first[2] or (not first[3] and not first[1])):
         return False
-    stamps = [match for line in lines if (match := WHATSAPP_STAMP.match(line))]
+    stamps = [match for line in lines if (match := re.match(WHATSAPP_STAMP, line))]
     named = [match for match in stamps if ": " in match.string[match.end() :][:80]]
     return len(named) >= min(3, len(lines)) and len(named) * 2 >= len(stamps)

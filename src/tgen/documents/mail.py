@@ -15,11 +15,15 @@ _FORWARD = re.compile(  # everything from here on was written by others
     r"mensaje original|original-nachricht).*|_{20,}|from: .+|von: .+|de\s?: .+)",
     re.I,
 )
-_SENT_FROM = re.compile(r"(sent from my|von meinem|gesendet von|envoyé de(puis)? mon|enviado desde) .*", re.I)
+_SENT_FROM = re.compile(
+    r"(sent from my|von meinem|gesendet von|envoyé de(puis)? mon|enviado desde) .*", re.I
+)
 _INTRODUCTION = re.compile(
     r".*(\d|@|\bwrote|schrieb|écrit|escribió|escreveu|scritto|schreef|skrev|написал).*[::]", re.I
 )
-_HEADER = re.compile(r"\s*(sent|date|to|gesendet|datum|an|envoyé|à|enviado|para|cc|subject)\s?: ", re.I)
+_HEADER = re.compile(
+    r"\s*(sent|date|to|gesendet|datum|an|envoyé|à|enviado|para|cc|subject)\s?: ", re.I
+)
 
 
 def read_mail(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
@@ -47,7 +51,8 @@ def _body(data: bytes, left_out: Counter[str]) -> str:
     assert isinstance(message, EmailMessage)
     body = message.get_body(("plain", "html"))
     left_out["attachment"] += sum(
-        part is not body and part.get_content_disposition() == "attachment" for part in message.walk()
+        part is not body and part.get_content_disposition() == "attachment"
+        for part in message.walk()
     )
     if body is None:
         left_out["message without text"] += 1

@@ -102,7 +102,9 @@ def xml_events(blocks: Iterable[bytes]) -> Iterator[Event]:
     yield from found
 
 
-def without(events: Iterable[Event], is_skipped: Callable[[str, dict[str, str]], Any]) -> Iterator[Event]:
+def without(
+    events: Iterable[Event], is_skipped: Callable[[str, dict[str, str]], Any]
+) -> Iterator[Event]:
     """Yield the events outside of the elements that `is_skipped(name, attributes)`."""
     depth = 0
     for event in events:

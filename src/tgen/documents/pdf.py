@@ -19,7 +19,7 @@ _FEW_PAGES = 5  # where a line in the same place of two pages is a header or a f
 _MAX_GAP = 1.3  # times the usual distance of lines: more begins a paragraph
 _FULL = 0.88  # of the usual length: a line that the next word would make longer is wrapped
 _VERSE = 0.8  # of the lines inside of blocks begin with a capital letter: all are verse
-_PAGES_IN_RAM = 50
+_NEAR = 4  # pages: where the lines of two pages are compared
 _MIN_LINES = 8  # of a size, to know how long its lines are
 
 
@@ -50,8 +50,6 @@ def read_pdf(
         for number, page in enumerate(reader.pages):
             pages.append(_lines(page))
             n_pictures += _count_pictures(page)
-            if number % _PAGES_IN_RAM == _PAGES_IN_RAM - 1:
-                reader.resolved_objects.clear()
             progress((number + 1) / n_pages)
     except (DependencyError, FileNotDecryptedError):
         raise CorpusError("is encrypted", LOCKED_HINT) from None
@@ -115,34 +113,37 @@ def _count_pictures(page: Any) -> int:
 
 def _without_repeated(pages: Sequence[list[_Line]]) -> list[list[_Line]]:
     """Return the pages without headers, footers and page numbers: of the two highest and the two
-    lowest lines, those that other pages have in the same place, apart from their numbers, and those
-    that begin or end with the number of their page."""
-    found: Counter[tuple[object, ...]] = Counter()
+    lowest lines, those that pages near by have in the same place, apart from the page's number."""
+    found: dict[tuple[object, ...], list[int]] = {}  # pages
     edges: list[dict[int, set[tuple[object, ...]]]] = []
-    for number, lines in enumerate(pages):
+    for page, lines in enumerate(pages):
         order = sorted(range(len(lines)), key=lambda i, lines=lines: lines[i].y)
-        edge = {i: _edge_keys(lines[i], number) for i in {*order[:2], *order[-2:]}}
-        found.update(key for keys in edge.values() for key in keys)
-        edges.append(edge)
+        edges.append({i: _edge_keys(lines[i], page) for i in {*order[:2], *order[-2:]}})
+        for key in set().union(*edges[-1].values()):
+            found.setdefault(key, []).append(page)
     enough = 2 if len(pages) <= _FEW_PAGES else 3
+
+    def is_repeated(key: tuple[object, ...], page: int) -> bool:
+        return sum(abs(other - page) <= _NEAR for other in found[key]) >= enough
+
     return [
         [
             line
             for i, line in enumerate(lines)
-            if not any(found[key] >= enough for key in edge.get(i, ()))
+            if not any(is_repeated(key, page) for key in edges[page].get(i, ()))
         ]
-        for lines, edge in zip(pages, edges, strict=True)
+        for page, lines in enumerate(pages)
     ]
 
 
 def _edge_keys(line: _Line, page: int) -> set[tuple[object, ...]]:
     """Return what a line may have in common with the header or footer of another page."""
     height = round(line.y / 2)
-    keys: set[tuple[object, ...]] = {(height, re.sub(r"\d+", "#", line.text))}
+    keys: set[tuple[object, ...]] = {(height, line.text)}
     if _ROMAN.fullmatch(line.text):
         keys.add((height, "roman"))
-    for number in re.findall(r"^\W*(\d{1,5})\b|\b(\d{1,5})\W*$", line.text):
-        keys.add((height, int("".join(number)) - page))
+    for number in re.findall(r"\b\d{1,5}\b", line.text):
+        keys.add((height, int(number) - page))
     return keys
 
 

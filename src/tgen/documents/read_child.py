@@ -30,8 +30,7 @@ _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the charact
 def main() -> None:
     """Read documents until the end of stdin.
 
-    The answers of a request are JSON lines: `text`, the bytes that follow, which begin a text if
-    `first`; `progress`; and at last `left_out`, or the `problem` with its `hint`, after which this
+    The answers of a request are JSON lines: `text`, the bytes of the text that follows; `progress`; and at last `left_out`, or the `problem` with its `hint`, after which this
     process is not used any more if `kill`.
     """
     with suppress(ImportError, ValueError):
@@ -92,7 +91,7 @@ def _read(request: dict[str, Any], out: BinaryIO) -> dict[str, int]:
                     "convert it to text yourself if you trust it",
                 )
             data = _SEPARATOR + data if n_texts else data
-            out.write(json.dumps({"text": len(data), "first": 1}).encode() + b"\n" + data)
+            out.write(json.dumps({"text": len(data)}).encode() + b"\n" + data)
             n_texts += 1
     if not n_texts:
         raise CorpusError("has no text", "remove it, or check it in the program that made it")

@@ -88,13 +88,17 @@ class RandomAccessFile:
     """An open file that is read by position and never memory-mapped.
 
     If the file shrinks, reads return fewer bytes (a mapped file would crash the process). Nothing
-    stays in memory. The file is closed with the last reference to this object.
+    stays in memory. The file is closed by `close` or with the last reference to this object.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; an `open_temporary` file is gone."""
         self._file.close()
 
     def read(self, start: int, n: int) -> bytes:

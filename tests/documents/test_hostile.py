@@ -1,0 +1,100 @@
+"""Hostile documents: an error of one line with what to do, in bounded time and memory."""
+
+import os
+
+import pytest
+
+from support import documents
+from support.documents import make_docx, make_epub, make_odt, make_pdf, make_zip, paragraph
+from tgen.documents import convert
+from tgen.documents.convert import Converter, convert_document
+from tgen.documents.kinds import document_kind
+from tgen.errors import CorpusError
+
+ENTITIES = '<!DOCTYPE x [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><x>&b;</x>'
+EXTERNAL = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>'
+PAGE = make_pdf([[(50, 700, 10, "A line of text")]])
+LOOP = make_pdf([None], tree="<</Type/Pages/Count 9/Kids[2 0 R 2 0 R]>>")
+LOCKED = "/Encrypt<</Filter/Standard/V 1/R 2/O(%s)/U(%s)/P -4>>/ID[(a)(a)]" % ("o" * 32, "u" * 32)
+OUTSIDE = make_epub({"nav.xhtml": "", "../../../etc/passwd": "<p>x</p>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("xml.docx", make_zip({"word/document.xml": ENTITIES}), "declares XML entities"),
+        ("entity.docx", make_zip({"word/document.xml": EXTERNAL}), "declares XML entities"),
+        ("other.docx", make_zip({"a.txt": "x"}), "is damaged: it has no 'word/document.xml'"),
+        ("cut.docx", make_docx(paragraph("x"))[:-30], "is damaged"),
+        ("deep.odt", make_odt("<text:p>" + "<text:span>" * 10**5), "is damaged: its XML has"),
+        ("locked.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "or encrypted"),
+        ("locked.odt", make_zip({"content.xml": "x", "META-INF/manifest.xml": "<a><encryption-data/></a>"}),
+         "is encrypted"),
+        ("outside.epub", OUTSIDE, "names the file '../../../etc/passwd' outside itself"),
+        ("loop.pdf", LOOP, "is damaged|has no text"),
+        ("locked.pdf", make_pdf([[(50, 700, 10, "x")]], trailer=LOCKED), "is encrypted"),
+        ("cut.pdf", PAGE[:40], "is damaged|has no text"),
+        ("deep.ipynb", '{"cells": ' + "[" * 10**5, "is nested too deeply"),
+        ("a.xlsx", make_zip({"xl/a.xml": ""}), "is a spreadsheet"),
+        ("escapes.srt", "1\n00:00:01,0 --> 00:00:02,0\n\x1b[2J\n", None),
+        ("empty.eml", documents.MAIL[: documents.MAIL.index("Hi")], "has no text"),
+        ("empty.html", "", "has no text"),
+    ],
+)  # fmt: skip
+def test_hostile_document_is_an_error(tmp_path, name, content, problem):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    kind = document_kind(name, path.read_bytes()[:4096])
+    if problem is None:
+        assert convert_document(path, kind).spool.read(0, 99) == b"[2J"
+        return
+    with pytest.raises(CorpusError, match=problem) as error:
+        convert_document(path, kind)
+    assert error.value.message.startswith(str(path))
+    assert error.value.message.isprintable()
+    assert error.value.hint
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_bomb_and_thousands_of_empty_pages_are_errors(tmp_path):
+    bomb, empty = tmp_path / "bomb.docx", tmp_path / "empty.pdf"
+    bomb.write_bytes(make_docx(" " * 80_000_000 + paragraph("x")))
+    with pytest.raises(CorpusError, match="expands to more than 71 MB"):
+        convert_document(bomb, "docx")
+    empty.write_bytes(make_pdf([None] * 10_000))
+    with pytest.raises(CorpusError, match=r"has no text: its pages \(10,000\) are empty"):
+        convert_document(empty, "pdf")
+
+
+def test_slow_or_large_document_ends_its_process_only(tmp_path, monkeypatch):
+    converter = Converter()
+    path = tmp_path / "a.html"
+    path.write_text("x" * (1 << 22))
+    monkeypatch.setattr(convert, "SECONDS", 0)
+    monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
+    with pytest.raises(CorpusError, match="takes more than 0 s"):
+        converter.convert(path, "html")
+    monkeypatch.undo()
+    monkeypatch.setattr(convert, "_BYTES", 1 << 22)
+    monkeypatch.setattr(convert, "_BYTES_PER_BYTE", 0)
+    with pytest.raises(CorpusError, match=r"needs more than 4 MB of memory|crashed its reader"):
+        converter.convert(path, "html")
+    monkeypatch.undo()
+    monkeypatch.setattr(convert, "_TEXT_BYTES", 1 << 20)
+    monkeypatch.setattr(convert, "_TEXT_PER_BYTE", 0)
+    with pytest.raises(CorpusError, match="has more than 1 MB of text"):
+        converter.convert(path, "html")
+    path.write_text("<p>text")
+    assert converter.convert(path, "html").spool.read(0, 9) == b"text"
+    converter.close()
+
+
+def test_missing_library_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "pypdf.py").write_text("raise ImportError(name='pypdf')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a.pdf").write_bytes(PAGE)
+    converter = Converter()
+    with pytest.raises(CorpusError, match="needs the library pypdf") as error:
+        converter.convert(tmp_path / "a.pdf", "pdf")
+    assert error.value.hint == "install it: pip install 'tgen-lm[documents]'"
+    converter.close()

@@ -1,0 +1,212 @@
+"""Each reader: the text of a document, and what is left out."""
+
+from pathlib import Path
+
+import pytest
+
+from support import documents
+from support.documents import make_docx, make_epub, make_odt, make_pdf, paragraph
+from tgen.documents.convert import convert_document
+from tgen.documents.kinds import document_kind
+from tgen.errors import CorpusError
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_as(name, content, **options):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        kind = document_kind(name, path.read_bytes()[:4096])
+        assert kind
+        converted = convert_document(path, kind, **options)
+        text = converted.spool.read(0, 1 << 24).decode()
+        assert len(text.split("<|endoftext|>")) == converted.n_texts
+        return text, converted.left_out
+
+    return read_as
+
+
+def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
+    item = "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>{}</w:t></w:r></w:p>"
+    field = "".join(
+        paragraph(f'<w:fldChar w:fldCharType="{kind}"/>', *rest)
+        for kind, *rest in (
+            ("begin", "<w:instrText> TOC \\o</w:instrText>"),
+            ("separate", "A 1"),
+            ("end",),
+        )
+    )
+    table = "".join(
+        f"<w:tr><w:tc>{paragraph(a)}</w:tc><w:tc>{paragraph(b)}</w:tc></w:tr>"
+        for a, b in ("ab", "cd")
+    )
+    box = f"<mc:AlternateContent><mc:Choice><w:txbxContent>{paragraph('box')}</w:txbxContent></mc:Choice>"
+    body = (
+        paragraph("Contents", style="TOCHeading") + field + paragraph("Title", style="Heading1")
+        + paragraph("One", "<w:br/>", "two", '<w:footnoteReference w:id="2"/>', " end ")
+        + "<w:p><w:del><w:r><w:t>gone</w:t></w:r></w:del><w:r><w:t>in</w:t></w:r></w:p>"
+        + item.format("x") + item.format("y") + f"<w:tbl>{table}</w:tbl><w:tbl><w:tr/></w:tbl>"
+        + paragraph(f"{box}<mc:Fallback>{paragraph('box')}</mc:Fallback></mc:AlternateContent>", "with", "<a:blip/>")
+    )  # fmt: skip
+    notes = f'<w:footnote w:id="2">{paragraph("A note")}</w:footnote>'
+    text, left_out = read("a.docx", make_docx(body, footnotes=notes, header1=paragraph("no")))
+    assert text == ("Title\n\nOne\ntwo end\n\nA note\n\nin\n\nx\ny\n\na\tb\nc\td\n\nwith\n\nbox")
+    assert left_out == {"table without text": 1, "picture": 1}
+
+
+def test_odt_keeps_paragraphs_lines_lists_tables_and_notes(read):
+    cell = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+    row = f"<table:table-row>{cell.format('a')}{cell.format('b')}</table:table-row>"
+    body = (
+        "<text:table-of-content><text:p>no</text:p></text:table-of-content><text:h>Title</text:h>"
+        "<text:p>One <text:span>\n of</text:span><text:line-break/>two<text:note><text:note-citation>1"
+        "</text:note-citation><text:note-body><text:p>A note</text:p></text:note-body></text:note>"
+        "<text:s text:c='2'/>end</text:p><text:list><text:list-item><text:p>x</text:p></text:list-item>"
+        f"<text:list-item><text:p>y</text:p></text:list-item></text:list><table:table>{row}{row}"
+        "</table:table><text:p><draw:frame><draw:image/><draw:image/></draw:frame></text:p>"
+    )
+    text, left_out = read("a.odt", make_odt(body))
+    assert text == "Title\n\nOne of\ntwo  end\n\nA note\n\nx\ny\n\na\tb\na\tb"
+    assert left_out == {"picture": 1}
+
+
+def test_epub_follows_the_spine_without_contents(read):
+    page = "<?xml version='1.0'?><html><head><title>T</title></head><body><h1>{}</h1></body></html>"
+    pages = {
+        "nav.xhtml": "<body><p>no</p></body>",
+        "z.xhtml": page.format("One"),
+        "a%20b.xhtml": page.format("Two"),
+    }
+    content = make_epub(pages, **{"OPS/a b.xhtml": page.format("Two")})
+    assert read("a.epub", content) == ("One\n\nTwo", {})
+    assert read("renamed.zip", content)[0] == "One\n\nTwo"
+
+
+def test_html_without_navigation_and_scripts(read):
+    text, left_out = read("a.html", documents.HTML)
+    expected = "Head\n\nOne two,\nline.\n\na\nb\n\nc\td\ne\tf\n\n  code\n\nx\n\np\nq"
+    assert text == expected
+    assert left_out == {"picture": 1, "table without text": 1}
+    assert read("page", documents.HTML)[0] == expected
+    latin = '<meta charset="iso-8859-1"><p>caf\xe9 \x80</p>'.encode("latin-1")
+    assert read("b.htm", latin)[0] == "caf\xe9 €"
+    layout = "<table><tr><td>left<td>One.<br><br>Two.</table>"
+    assert read("c.html", layout)[0] == "left\n\nOne.\n\nTwo."
+    assert read("d.html", "<div><div>a</div><div>b</div></div><div>c</div>")[0] == "a\nb\n\nc"
+
+
+def test_pdf_joins_lines_and_removes_what_repeats(read):
+    prose = [
+        "ple text, well-known and as wide as others",
+        "are, and this one is the last.",
+    ]
+    verse = ["The moon rose up", "And all was still", "A lamp burned low"]
+
+    first = "The {} line of a paragraph that is exam-"
+    names = ["sixth", "seventh", "eighth", "ninth"]
+
+    def page(number):
+        lines = [(50, 700, 10, first.format(names[number]))]
+        lines += [(50, 760, 10, f"A book, chapter {number // 2}"), (300, 30, 10, str(number + 7))]
+        lines += [(50, 688 - 12 * i, 10, line) for i, line in enumerate(prose)]
+        lines += [(50, 640 - 12 * i, 10, line) for i, line in enumerate(verse)]
+        return [*lines, (50, 560, 16, f"A well-known {names[number]}")]
+
+    text, left_out = read("a.pdf", make_pdf([*map(page, range(4)), None]))
+    joined = (
+        "The {0} line of a paragraph that is example text, well-known and as wide as others are, "
+        "and this one is the last.\n\nThe moon rose up\nAnd all was still\nA lamp burned low"
+        "\n\nA well-known {0}"
+    )
+    assert text == "\n\n".join(map(joined.format, names))
+    assert left_out == {"page without text": 1}
+
+
+def test_rtf_keeps_paragraphs_lines_and_tables(read):
+    text, left_out = read("a.rtf", documents.RTF)
+    assert text == "Café — one\n\nVerse\nline\n\nlink\n\na\tb\nc\td\n\nEnd."
+    assert left_out == {"picture": 1, "footnote": 1}
+
+
+def test_markdown_without_front_matter_is_no_document(read):
+    assert document_kind("a.md", b"# Title\n\n---\na: b\n") is None
+    assert document_kind("a.md", b"---\n\nText after a rule\n") is None
+    assert read("a.md", "---\r\ntitle: x\r\n---\r\n\r\n# A\r\n\r\n\r\n\r\nb") == (
+        "# A\n\n\n\nb",
+        {"front matter": 1},
+    )
+    assert read("b.md", "---\ntitle: x\nno end")[0] == "---\ntitle: x\nno end"
+
+
+def test_notebook_has_cells_without_outputs(read):
+    assert read("a.ipynb", documents.NOTEBOOK) == ("# A\ntext\n\nx = 1", {"cell output": 1})
+
+
+def test_mail_has_bodies_without_quotes_and_signatures(read):
+    assert read("a.eml", documents.MAIL) == ("Hi,\n\nyes.\n\nMine.", {})
+    text = "Hi,\n\nyes.\n\nMine.<|endoftext|>Hi,\n\nFrom no.\n\nMine."
+    assert read("a.mbox", documents.MBOX) == (text, {})
+    assert read("inbox", documents.MBOX)[0] == text
+    head = documents.MAIL[: documents.MAIL.index("Content-Type")]
+    forward = f"{head}\nOwn.\n\n-----Original Message-----\nFrom: x\n\nOther."
+    assert read("b.eml", forward)[0] == "Own."
+    quote = "<blockquote>Other<blockquote>x</blockquote></blockquote>"
+    page = f"<p>Own.</p><div>On 1 May, A wrote:</div>{quote}"
+    assert read("c.eml", f"{head}Content-Type: text/html\n\n{page}")[0] == "Own."
+    flowed = f"{head}Content-Type: text/plain; format=flowed\n\na \nb\n-- \nc"
+    assert read("d.eml", flowed)[0] == "a b"
+
+
+def test_subtitles_have_no_times_and_tags(read):
+    assert read("a.srt", documents.SRT) == ("One\ntwo\nx", {})
+    assert read("a.vtt", documents.VTT) == ("hello you\n& all", {})
+
+
+def test_chats_have_one_line_per_message(read):
+    text = "Anna: Hi: you\nmore\nBob: Ok"
+    assert read("_chat.txt", documents.WHATSAPP) == (text, {"attachment": 2, "notice": 1})
+    assert read("x.txt", documents.ANDROID) == ("Anna: Hi\n+1 23: Ok", {"attachment": 1})
+    text = "Bob: see x.y\nAnna: a\nb \ufffd"
+    assert read("result.json", documents.TELEGRAM) == (text, {"notice": 1, "attachment": 1})
+    chats = f'"chats": {{"list": [{documents.TELEGRAM}]}}'
+    export = f'{{"about": "Here is the data you requested.", {chats}}}'
+    assert read("result.json", export)[0] == text
+    assert read("c.json", documents.DISCORD) == ("A: hi\nb: yo", {"notice": 1, "attachment": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("a.txt", b"[2024-01-01 12:00:00] INFO: x: y\n" * 9),
+        ("a.txt", b"12/31/2023 23:59:59 - INFO: x\n" * 9),
+        ("a.txt", b"<!DOCTYPE html><html>"),
+        ("a.json", b'{"messages": [{"role": "user", "content": "x"}]}'),
+        ("a.json", b'[{"name": "x", "type": "y"}]'),
+        ("a.zip", b"PK\x03\x04 a.txt"),
+        ("a.py", b"---\na: b"),
+        ("-", b"From here on, it is a text.\nTo: the reader\n"),
+        ("a.doc", b"plain text"),
+        ("README", b""),
+    ],
+)
+def test_other_text_is_no_document(name, head):
+    assert document_kind(name, head) is None
+
+
+def test_text_in_another_encoding_needs_its_name(read):
+    content = documents.SRT.replace("One", "é").encode("cp1252")
+    with pytest.raises(CorpusError, match="is not UTF-8") as error:
+        read("a.srt", content)
+    assert "--encoding" in error.value.hint
+    assert read("a.srt", content, encoding="cp1252")[0] == "é\ntwo\nx"
+    assert read("a.srt", documents.SRT.encode("utf-16"))[0] == "One\ntwo\nx"
+
+
+def test_open_file_is_read_like_a_path(tmp_path):
+    from tgen.storage import files
+
+    spool = files.open_temporary(None)
+    spool.append(make_docx(paragraph("text")))
+    converted = convert_document(spool, "docx", name="-")
+    assert converted.spool.read(0, 100) == b"text"
+    assert Path(tmp_path).is_dir()
