@@ -15,7 +15,8 @@ ENTITIES = '<!DOCTYPE x [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><x>&b;</x>'
 EXTERNAL = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>'
 PAGE = make_pdf([[(50, 700, 10, "A line of text")]])
 LOOP = make_pdf([None], tree="<</Type/Pages/Count 9/Kids[2 0 R 2 0 R]>>")
-LOCKED = "/Encrypt<</Filter/Standard/V 1/R 2/O(%s)/U(%s)/P -4>>/ID[(a)(a)]" % ("o" * 32, "u" * 32)
+LOCKED = f"/Encrypt<</Filter/Standard/V 1/R 2/O({'o' * 32})/U({'u' * 32})/P -4>>/ID[(a)(a)]"
+LOCKED_ODT = {"content.xml": "x", "META-INF/manifest.xml": "<a><encryption-data/></a>"}
 OUTSIDE = make_epub({"nav.xhtml": "", "../../../etc/passwd": "<p>x</p>"})
 
 
@@ -28,8 +29,7 @@ OUTSIDE = make_epub({"nav.xhtml": "", "../../../etc/passwd": "<p>x</p>"})
         ("cut.docx", make_docx(paragraph("x"))[:-30], "is damaged"),
         ("deep.odt", make_odt("<text:p>" + "<text:span>" * 10**5), "is damaged: its XML has"),
         ("locked.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "or encrypted"),
-        ("locked.odt", make_zip({"content.xml": "x", "META-INF/manifest.xml": "<a><encryption-data/></a>"}),
-         "is encrypted"),
+        ("locked.odt", make_zip(LOCKED_ODT), "is encrypted"),
         ("outside.epub", OUTSIDE, "names the file '../../../etc/passwd' outside itself"),
         ("loop.pdf", LOOP, "is damaged|has no text"),
         ("locked.pdf", make_pdf([[(50, 700, 10, "x")]], trailer=LOCKED), "is encrypted"),

@@ -40,13 +40,14 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
         f"<w:tr><w:tc>{paragraph(a)}</w:tc><w:tc>{paragraph(b)}</w:tc></w:tr>"
         for a, b in ("ab", "cd")
     )
-    box = f"<mc:AlternateContent><mc:Choice><w:txbxContent>{paragraph('box')}</w:txbxContent></mc:Choice>"
+    choice = f"<mc:Choice><w:txbxContent>{paragraph('box')}</w:txbxContent></mc:Choice>"
+    box = f"<mc:Alternate>{choice}<mc:Fallback>{paragraph('box')}</mc:Fallback></mc:Alternate>"
     body = (
         paragraph("Contents", style="TOCHeading") + field + paragraph("Title", style="Heading1")
         + paragraph("One", "<w:br/>", "two", '<w:footnoteReference w:id="2"/>', " end ")
         + "<w:p><w:del><w:r><w:t>gone</w:t></w:r></w:del><w:r><w:t>in</w:t></w:r></w:p>"
         + item.format("x") + item.format("y") + f"<w:tbl>{table}</w:tbl><w:tbl><w:tr/></w:tbl>"
-        + paragraph(f"{box}<mc:Fallback>{paragraph('box')}</mc:Fallback></mc:AlternateContent>", "with", "<a:blip/>")
+        + paragraph(box, "with", "<a:blip/>")
     )  # fmt: skip
     notes = f'<w:footnote w:id="2">{paragraph("A note")}</w:footnote>'
     text, left_out = read("a.docx", make_docx(body, footnotes=notes, header1=paragraph("no")))
@@ -59,9 +60,10 @@ def test_odt_keeps_paragraphs_lines_lists_tables_and_notes(read):
     row = f"<table:table-row>{cell.format('a')}{cell.format('b')}</table:table-row>"
     body = (
         "<text:table-of-content><text:p>no</text:p></text:table-of-content><text:h>Title</text:h>"
-        "<text:p>One <text:span>\n of</text:span><text:line-break/>two<text:note><text:note-citation>1"
-        "</text:note-citation><text:note-body><text:p>A note</text:p></text:note-body></text:note>"
-        "<text:s text:c='2'/>end</text:p><text:list><text:list-item><text:p>x</text:p></text:list-item>"
+        "<text:p>One <text:span>\n of</text:span><text:line-break/>two<text:note>"
+        "<text:note-citation>1</text:note-citation><text:note-body><text:p>A note</text:p>"
+        "</text:note-body></text:note><text:s text:c='2'/>end</text:p>"
+        "<text:list><text:list-item><text:p>x</text:p></text:list-item>"
         f"<text:list-item><text:p>y</text:p></text:list-item></text:list><table:table>{row}{row}"
         "</table:table><text:p><draw:frame><draw:image/><draw:image/></draw:frame></text:p>"
     )

@@ -81,14 +81,14 @@ def make_pdf(pages, *, trailer="", tree=None):
             head = f"<</Length {len(data)}/Filter/FlateDecode>>stream\n".encode()
             objects.append(head + data + b"\nendstream")
     objects[1] = (tree or f"<</Type/Pages/Count {len(pages)}/Kids[{' '.join(kids)}]>>").encode()
-    content, offsets = b"%PDF-1.4\n", []
+    file, offsets = bytearray(b"%PDF-1.4\n"), []
     for number, item in enumerate(objects, 1):
-        offsets.append(len(content))
-        content += b"%d 0 obj %b endobj\n" % (number, item)
+        offsets.append(len(file))
+        file += b"%d 0 obj %b endobj\n" % (number, item)
     table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    head = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer"
-    end = f"<</Size {len(objects) + 1}/Root 1 0 R{trailer}>>\nstartxref\n{len(content)}\n%%EOF\n"
-    return content + (head + end).encode()
+    start = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer"
+    end = f"<</Size {len(objects) + 1}/Root 1 0 R{trailer}>>\nstartxref\n{len(file)}\n%%EOF\n"
+    return bytes(file) + (start + end).encode()
 
 
 RTF = (

@@ -59,8 +59,7 @@ def _pages(package: Package) -> list[str]:
         elif kind == "start" and name == "itemref":
             spine.append(attributes.get("idref", ""))
         elif kind == "start" and name == "reference" and attributes.get("type") == "toc":
-            if "#" not in link:  # otherwise it shares its page with other text
-                contents.add(package.resolve(book, link))
+            contents |= set() if "#" in link else {package.resolve(book, link)}  # a whole page
     pages = [items[number] for number in dict.fromkeys(spine) if number in items]
     return [page for page in pages if page not in contents]
 

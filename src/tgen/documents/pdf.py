@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 from tgen.documents.package import DAMAGED_HINT, LOCKED_HINT
 from tgen.errors import CorpusError
 
-_LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate("ff fi fl ffi ffl st st".split())})
+_JOINED = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
+_LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate(_JOINED)})
 _ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
 _NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
 _WORD_END = re.compile(r"([^\W\d_]{3}|[.,;:!?”\"’)])\s*$")
@@ -78,7 +79,7 @@ def _lines(page: Any) -> list[_Line]:
             size = max(shown, key=lambda part: len(part[3]))[2]
             marked = [
                 "" if part[2] < 0.8 * size and _is_note_mark(part[3], before[3]) else part[3]
-                for before, part in pairwise([("",) * 4, *parts])
+                for before, part in pairwise([(0.0, 0.0, 0.0, ""), *parts])
             ]
             text = "".join(marked).translate(_LIGATURES)
             lines.append(_Line(*shown[0][:2], size, " ".join(text.split())))
@@ -117,7 +118,7 @@ def _without_repeated(pages: Sequence[list[_Line]]) -> list[list[_Line]]:
     found: dict[tuple[object, ...], list[int]] = {}  # pages
     edges: list[dict[int, set[tuple[object, ...]]]] = []
     for page, lines in enumerate(pages):
-        order = sorted(range(len(lines)), key=lambda i, lines=lines: lines[i].y)
+        order = [i for _, i in sorted((line.y, i) for i, line in enumerate(lines))]
         edges.append({i: _edge_keys(lines[i], page) for i in {*order[:2], *order[-2:]}})
         for key in set().union(*edges[-1].values()):
             found.setdefault(key, []).append(page)
@@ -185,7 +186,7 @@ def _places(pages: Sequence[list[_Line]]) -> list[str]:
     gaps = [
         (above.y - line.y) / line.size
         for page in pages
-        for above, line in zip(page, page[1:], strict=False)
+        for above, line in pairwise(page)
         if 0.5 * line.size < above.y - line.y < 3 * line.size and abs(above.size - line.size) < 1
     ]
     usual_gap = median(gaps) if gaps else 1.2
@@ -225,10 +226,13 @@ def _without_hyphen(before: str, after: str, words: set[str]) -> str:
     """Return the line `before` without its hyphen, unless the text has the word with it."""
     first = re.findall(r"[\w-]+$", before[:-1])
     second = re.findall(r"^\w+", after)
-    if first and second and before[-1] != "\xad":
-        if f"{first[0]}-{second[0]}" in words and first[0] + second[0] not in words:
-            return before
-    return before[:-1]
+    is_kept = (
+        bool(first and second)
+        and before[-1] != "\xad"
+        and f"{first[0]}-{second[0]}" in words
+        and first[0] + second[0] not in words
+    )
+    return before if is_kept else before[:-1]
 
 
 def _is_wide(character: str) -> bool:

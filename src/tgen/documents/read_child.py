@@ -30,8 +30,9 @@ _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the charact
 def main() -> None:
     """Read documents until the end of stdin.
 
-    The answers of a request are JSON lines: `text`, the bytes of the text that follows; `progress`; and at last `left_out`, or the `problem` with its `hint`, after which this
-    process is not used any more if `kill`.
+    The answers of a request are JSON lines: `text`, the bytes of the text that follows; `progress`;
+    and at last `left_out`, or the `problem` with its `hint`, after which this process is not used
+    any more if `kill`.
     """
     with suppress(ImportError, ValueError):
         import signal

@@ -17,7 +17,7 @@ _LINK = re.compile(r"(\\fldinst[^\\}]{0,50})HYPERLINK", re.I)  # whose address s
 
 def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     """Yield the text; notes, headers and footers are no part of it."""
-    from striprtf.striprtf import rtf_to_text
+    from striprtf import striprtf
 
     data = file.read()
     page = _CODE_PAGE.search(data)
@@ -27,7 +27,9 @@ def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     text = _LINK.sub(r"\1LINK", _CELL.sub(r"\1\\tab ", text))
     text = _PARAGRAPH.sub(r"\\par\\par ", _LAST_ROW.sub(r"\\par ", text))  # \line is one line break
     try:
-        text = rtf_to_text(text, f"cp{page[1].decode()}" if page else "cp1252", errors="replace")
+        text = striprtf.rtf_to_text(
+            text, f"cp{page[1].decode()}" if page else "cp1252", errors="replace"
+        )
     except (ValueError, LookupError, TypeError) as error:
         raise CorpusError(f"is damaged: {error}", DAMAGED_HINT) from None
     text = re.sub(r"[ \t]+(?=\n)", "", text.replace("\xad", ""))

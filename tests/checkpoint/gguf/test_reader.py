@@ -164,7 +164,7 @@ def change(data, key, value):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda d: d.replace(b"qwen3", b"gemma"), "unknown GGUF architecture 'gemma'"),
+        (lambda d: d.replace(b"qwen3", b"bloom"), "unknown GGUF architecture 'bloom'"),
         (
             lambda d: d.replace(
                 b"general.architecture" + struct.pack("<IQ", 8, 5) + b"qwen3",

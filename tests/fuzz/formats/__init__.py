@@ -4,6 +4,7 @@ from fuzz.formats.chat import Chat
 from fuzz.formats.config import Config
 from fuzz.formats.constraints import Constraints
 from fuzz.formats.corpus import CorpusFile
+from fuzz.formats.documents import Documents
 from fuzz.formats.generation_config import GenerationConfig
 from fuzz.formats.gguf import Gguf
 from fuzz.formats.prompt import Prompt
@@ -31,6 +32,7 @@ FORMATS: dict[str, MakeFormat] = {
     "constraints": Constraints,
     "corpus": CorpusFile,
     "tables": Tables,
+    "documents": Documents,
 }
 WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "config": 16,
@@ -47,4 +49,5 @@ WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "constraints": 6,
     "corpus": 8,
     "tables": 8,
+    "documents": 8,
 }
