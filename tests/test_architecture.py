@@ -20,7 +20,8 @@ ALLOWED = {
     "storage": "",
     "machine": "distributed storage",
     "tokenizer": "storage",
-    "corpus": "storage tokenizer",
+    "documents": "storage",
+    "corpus": "storage documents tokenizer",
     "model": "machine",
     "checkpoint": "storage machine tokenizer model",
     "planning": "model",
@@ -66,6 +67,8 @@ LIBRARIES = {
     "llguidance": "generation",
     "llm": "llm_plugin",
     "pydantic": "llm_plugin serve",
+    "pypdf": "documents/pdf",
+    "striprtf": "documents/rtf",
     "starlette": "serve",
     "uvicorn": "serve",
 }
