@@ -38,9 +38,12 @@ def read_pdf(
 
     Raises CorpusError if the file is encrypted, or has no text.
     """
+    import logging
+
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
 
+    logging.disable()  # of what it repairs, which can take most of the time
     pages: list[list[_Line]] = []
     n_pictures = 0
     try:

@@ -99,9 +99,11 @@ class Documents:
         if kind is not None:
             try:
                 spool = convert.convert_document(self._path, kind).spool
-            except CorpusError as error:  # for a few kilobytes, the limits are no excuse
-                assert "crashed" not in error.message, error.message
-                assert "takes more" not in error.message, error.message
+            except CorpusError as error:
+                # For a few kilobytes, the limits are no excuse; pypdf repairs some files slowly.
+                is_slow = "takes more" in error.message and kind != "pdf"
+                if "crashed" in error.message or is_slow:
+                    raise AssertionError(error.message) from None
                 raise
             text = spool.read(0, spool.stamp[0]).decode()
             controls = re.findall("[\0-\x08\x0b-\x1f\x7f-\x9f]", text)
