@@ -172,7 +172,8 @@ class _Parser(HTMLParser):
             tag in _SKIPPED
             or (tag == "header" and not self._in_book and not self._n_articles)
             or not _SKIPPED_ROLES.isdisjoint(roles)
-            or "headerlink" in attributes.get("class", "")
+            or attributes.get("class", "") in ("headerlink", "sdfootnotesym", "sdendnotesym")
+            or (tag == "div" and attributes.get("title") in ("header", "footer"))  # LibreOffice
             or (tag in ("div", "span", "section", "aside") and "hidden" in attributes)
             or (tag in ("div", "span") and "display:none" in style)
         )

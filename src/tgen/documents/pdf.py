@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any, BinaryIO, NamedTuple
+from unicodedata import normalize
 
 from tgen.documents.package import DAMAGED_HINT, LOCKED_HINT
 from tgen.errors import CorpusError
 
 _JOINED = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
 _LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate(_JOINED)})
+_ACCENTS = {"´": "\u0301", "¨": "\u0308", "ˆ": "\u0302", "˜": "\u0303"}  # set by TeX
+_ACCENT = re.compile(r"([´¨ˆ˜])([^\W\d_])")
 _ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
 _NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
 _WORD_END = re.compile(r"([^\W\d_]{3}|[.,;:!?”\"’)])\s*$")
@@ -80,11 +83,11 @@ def _lines(page: Any) -> list[_Line]:
         shown = [part for part in parts if part[3].strip()]
         if shown:
             size = max(shown, key=lambda part: len(part[3]))[2]
-            marked = [
-                "" if part[2] < 0.8 * size and _is_note_mark(part[3], before[3]) else part[3]
-                for before, part in pairwise([(0.0, 0.0, 0.0, ""), *parts])
-            ]
-            text = "".join(marked).translate(_LIGATURES)
+            text = ""
+            for *_, height, piece in parts:
+                if not (height < 0.8 * size and _is_note_mark(piece, text)):
+                    text += piece.translate(_LIGATURES)
+            text = _ACCENT.sub(lambda found: normalize("NFC", found[2] + _ACCENTS[found[1]]), text)
             lines.append(_Line(*shown[0][:2], size, " ".join(text.split())))
         parts.clear()
 
