@@ -89,6 +89,22 @@ def test_slow_or_large_document_ends_its_process_only(tmp_path, monkeypatch):
     converter.close()
 
 
+def test_next_document_never_gets_the_answer_of_an_interrupted_one(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    converter = Converter()
+    path = tmp_path / "a.html"
+    path.write_text("first")
+    monkeypatch.setattr(convert.files.RandomAccessFile, "append", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        converter.convert(path, "html")
+    monkeypatch.undo()
+    path.write_text("second")
+    assert converter.convert(path, "html").spool.read(0, 9) == b"second"
+    converter.close()
+
+
 def test_missing_library_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "pypdf.py").write_text("raise ImportError(name='pypdf')")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -94,6 +94,9 @@ def test_html_without_navigation_and_scripts(read):
     assert read("b.htm", latin)[0] == "caf\xe9 €"
     layout = "<table><tr><td>left<td>One.<br><br>Two.</table>"
     assert read("c.html", layout)[0] == "left\n\nOne.\n\nTwo."
+    cells = "<table><tr><td><p>a</p><p>b</p><td>c<br>d<tr><td>e</table>"
+    assert read("e.html", cells)[0] == "a\n\nb\n\nc d\n\ne"
+    assert read("f.html", cells.replace("<p>b</p>", ""))[0] == "a\tc d\ne"
     assert read("d.html", "<div><div>a</div><div>b</div></div><div>c</div>")[0] == "a\nb\n\nc"
 
 
