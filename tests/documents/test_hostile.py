@@ -10,6 +10,7 @@ from tgen.documents import convert
 from tgen.documents.convert import Converter, convert_document
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
+from tgen.storage.files import RandomAccessFile
 
 ENTITIES = '<!DOCTYPE x [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><x>&b;</x>'
 EXTERNAL = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>'
@@ -96,7 +97,7 @@ def test_next_document_never_gets_the_answer_of_an_interrupted_one(tmp_path, mon
     converter = Converter()
     path = tmp_path / "a.html"
     path.write_text("first")
-    monkeypatch.setattr(convert.files.RandomAccessFile, "append", interrupt)
+    monkeypatch.setattr(RandomAccessFile, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
         converter.convert(path, "html")
     monkeypatch.undo()
