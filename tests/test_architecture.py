@@ -58,6 +58,8 @@ LIBRARIES = {
     "llvmlite": "engine",
     "safetensors": "checkpoint",
     "tensorboardX": "runs/tensorboard",
+    "chardet": "corpus/encodings",
+    "backports": "corpus/archives",
     "jinja2": "chat drawing/page",
     "PIL": "drawing",
     "gguf": "checkpoint/gguf",

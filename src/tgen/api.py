@@ -41,6 +41,7 @@ from tgen.config.option import (
     require,
     suggest,
 )
+from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache, common_prefix_length
 from tgen.errors import TgenError, UsageError
@@ -68,7 +69,7 @@ def _keywords() -> dict[str, Any]:
     named = {"--model": "path", "--prompt": "text", "--save-cache": "save_cache"}
     named |= {f"--{name}": name for name in ("layer", "head", "ablate")}
     return {
-        **flag_values(SamplingConfig, EngineOptions, TrainConfig, RunRequest),
+        **flag_values(SamplingConfig, EngineOptions, TrainConfig, Reading, RunRequest),
         **{flag: (name, ()) for flag, name in named.items()},
         **{f"--{name}": (name, None) for name in ("resume", "override", "tail")},
     }
@@ -156,8 +157,8 @@ def train(
 ) -> Iterator[RunReport]:
     """Train a model on text files and yield reports: the plan, steps, evaluations, the end.
 
-    `options` are fields of `RunRequest` (size, family, tokenizer, ...), `TrainConfig` and
-    `ModelConfig`. `stopped` is called after every step; once true, the run saves and stops.
+    `options` are fields of `RunRequest` (size, family, tokenizer, ...), `Reading`, `TrainConfig`
+    and `ModelConfig`. `stopped` is called after every step; once true, the run saves and stops.
     With `resume`, the run in `out` continues; corpus and options may differ from the run's own
     only with `override`. Raises CorpusError, UsageError, TrainingError and LockedError.
     """
@@ -171,40 +172,43 @@ def train(
         require(isinstance(path, (str, Path)), "corpus", repr(path), "a path or a list of paths")
     require(isinstance(out, (str, Path)) and out != "", "out", repr(out), "a path")
     request: dict[str, Any] = {"corpus": [str(path) for path in paths], "out": Path(out)}
-    config, shape = {}, {}
+    config, shape, reading = {}, {}, {}
     if {"steps", "minutes"} <= set(options):
         raise UsageError("minutes cannot be combined with steps", "remove one of them")
     # Estimates for other machines are made by the command line's --dry-run alone.
     of_run = {one.name for one in fields(RunRequest) if one.metadata.get("needs") != "dry_run"}
-    of_run -= {"train", "began"}  # made here
+    of_run -= {"train", "reading", "began"}  # made here
     for name, value in options.items():
         if name in of_run:
             request[name] = value
+        elif name in Reading.__dataclass_fields__:
+            reading[name] = value
         elif name in TrainConfig.__dataclass_fields__:
             config[name] = value
         elif name in ModelConfig.__dataclass_fields__:
             shape[name] = str(value)
         else:
-            known = [*of_run, *TrainConfig.__annotations__, *ModelConfig.__annotations__]
+            known = [*of_run, *Reading.__annotations__]
+            known += [*TrainConfig.__annotations__, *ModelConfig.__annotations__]
             hint = "pass a field of TrainConfig or ModelConfig, or an option of tgen train"
             raise UsageError(f"unknown option {name}", suggest(name, known) or hint)
     request["overrides"] = {**request.get("overrides", {}), **shape}
     given = {
         one.name: one.metadata
-        for one in (*fields(RunRequest), *fields(TrainConfig))
+        for one in (*fields(RunRequest), *fields(Reading), *fields(TrainConfig))
         if options.get(one.name, one.default) not in (one.default, None)
     }
     check_combinations(given | ({"resume": {}} if resume else {}))
     if resume:
         if fixed := request.keys() - ResumeRequest.__dataclass_fields__.keys():
             raise UsageError(f"{min(fixed)} cannot be combined with resume", "remove it")
-        resumed = ResumeRequest(**request, settings=config, override=override)
+        resumed = ResumeRequest(**request, settings=config, reading=reading, override=override)
         return _reports(runs.resume(resumed, stopped=stopped))
     if override:
         raise UsageError("override needs resume", "pass resume=True")
     if not request["corpus"]:
         raise UsageError("no corpus", "pass a corpus, or resume=True")
-    started = RunRequest(train=TrainConfig(**config), **request)
+    started = RunRequest(train=TrainConfig(**config), reading=Reading(**reading), **request)
     return _reports(runs.start(started, stopped=stopped))
 
 

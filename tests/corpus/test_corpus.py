@@ -29,7 +29,9 @@ def test_files_directories_globs_and_stdin_are_read(tmp_path, monkeypatch):
     both = [(b"bb",), (b"aa\xff",)]
     folder = corpus.read([str(tmp_path)])
     assert list(folder.documents) == both
-    assert folder.skipped == [f"skipped {tmp_path / 'picture.png'}: not a text file"]
+    note, skipped = folder.notes
+    assert note.startswith(f"33.33% of the bytes of {tmp_path / 'deep' / 'a.txt'} are not UTF-8")
+    assert skipped == f"skipped {tmp_path / 'picture.png'}: a PNG picture"
     pattern = corpus.read([str(tmp_path / "**" / "*.txt")])
     assert list(pattern.documents) == both
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
@@ -60,7 +62,7 @@ def test_row_too_long_for_memory_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(rows + "\n" + json.dumps({"text": "x" * 200}))
     start = len(rows) + 1
     with pytest.raises(CorpusError, match=f"row of more than 100 bytes at byte {start}"):
-        corpus.read([str(tmp_path)])
+        corpus.read([str(tmp_path / "rows.jsonl")])
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", None])

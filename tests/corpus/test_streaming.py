@@ -129,9 +129,9 @@ def test_texts_of_a_file_equal_those_of_its_content_split_in_ram(tmp_path, parts
     expected = [(text,) for text in data.split(b"<|endoftext|>") if text.strip()]
     if not expected:
         with pytest.raises(CorpusError):
-            corpus.read([str(tmp_path / "corpus.txt")])
+            corpus.read([str(tmp_path / "corpus.txt")], reading=None)
         return
-    read = corpus.read([str(tmp_path / "corpus.txt")])
+    read = corpus.read([str(tmp_path / "corpus.txt")], reading=None)
     assert whole(read.documents) == expected
     indices = np.arange(1, len(expected))
     rest = read.documents.select(indices, np.zeros_like(indices), read.documents.sizes[1:])
@@ -162,7 +162,8 @@ def test_corpus_on_disk_is_split_and_subsampled_as_a_list_in_ram(
     (tmp_path / "a.txt").write_bytes(b"".join(text))
     row_documents = write_rows(tmp_path / "b.jsonl", rows)
     (tmp_path / "c.txt").write_bytes(b"the end\nof it all\n" * 3)
-    read = corpus.read([str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.txt")])
+    paths = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.txt")]
+    read = corpus.read(paths, reading=None)
     in_ram = whole(read.documents)
     n_texts = len(in_ram) - len(row_documents) - 1
     assert in_ram[n_texts:-1] == row_documents

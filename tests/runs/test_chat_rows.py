@@ -249,26 +249,6 @@ def test_plan_says_what_becomes_of_the_rows(model, tmp_path, capsysbinary):
     assert ".<|im_end|>+}" in shown
 
 
-@pytest.mark.parametrize("row", [{"messages": ROWS[0]}, {"text": "a"}])
-@pytest.mark.parametrize("is_array", [True, False])
-def test_rows_in_a_json_file_are_noticed(model, tmp_path, row, is_array):
-    path = tmp_path / "rows.json"
-    rows = [row] * 40
-    text = json.dumps(rows, indent=1) if is_array else "\n".join(map(json.dumps, rows))
-    path.write_text(text)
-    remedy = f"jq -c '.[]' {path} > {path}l" if is_array else f"rename it to {path}l"
-    one = request(tmp_path, model(CHATML), str(path))
-    (note,) = [note for note in plan_of(one).notes if "rows.json " in note]
-    assert note.startswith(f"{path} has rows but is trained on as plain text: ")
-    assert note.endswith(remedy)
-    for error, values in ((UsageError, {"template": "plain"}), (CorpusError, {"chat": True})):
-        with pytest.raises(error) as refused:
-            plan_of(replace(one, **values))
-        assert refused.value.hint.endswith(remedy)
-    path.write_text('{"name": "a package", "scripts": [{"text": 1}]}\n' * 40)
-    assert not any("rows.json " in note for note in plan_of(one).notes)
-
-
 @pytest.mark.parametrize("at", [0, 5])
 def test_row_of_any_length_is_left_out(model, tmp_path, at):
     n = MAX_CHARACTERS + 10

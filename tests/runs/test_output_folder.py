@@ -62,15 +62,15 @@ PATTERNS = [".", "**/*", "*", "m*/**", "./[bm]*/*"]
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_training_in_a_folder_leaves_its_corpus_as_it_was(pattern, folder, tokenizer):
     before = read(pattern)
-    assert not before.skipped
+    assert not before.notes
     make_all(folder, tokenizer)
     after = read(pattern)
     assert after.sha256 == before.sha256
     if pattern == ".":
-        note = after.skipped[-1]
+        note = after.notes[-1]
         names = ["deep/er/model", "models/adapter", "models/run", "models/stopped", "pickles"]
         assert all(name in note for name in [*names, "models/killed", "shards"])
-        files = " ".join(after.skipped)
+        files = " ".join(after.notes)
         assert "model-f32.gguf" in files
         assert "cache.safetensors" in files
 
@@ -82,7 +82,7 @@ def test_texts_beside_the_files_of_a_model_are_read_if_its_directory_is_named(fo
         text = read(name)
         assert text.n_bytes == len("and more")
         directory = Path(name.removesuffix("/*"))
-        assert text.skipped == [f"skipped 1 model or run in the corpus: {directory}"]
+        assert text.notes == [f"skipped 1 model or run in the corpus: {directory}"]
     assert read("more/config.json").n_bytes  # what is named itself is read
 
 
@@ -90,7 +90,7 @@ def test_texts_beside_the_files_of_a_model_are_read_if_its_directory_is_named(fo
 def test_run_does_not_read_its_own_lock():
     before = read(".")
     with lock_run(Path("models/new")):
-        assert (read(".").sha256, read(".").skipped) == (before.sha256, [])
+        assert (read(".").sha256, read(".").notes) == (before.sha256, [])
 
 
 def test_training_directory_of_a_run_is_no_text(folder):

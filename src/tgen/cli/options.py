@@ -21,8 +21,10 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import typer
 
+from tgen.cli import console
 from tgen.config import DEFAULT_ENGINE, EngineOptions
 from tgen.config.option import check_combinations, check_ranges, option
+from tgen.config.reading import Reading
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
@@ -32,8 +34,21 @@ def prompt_option(help_text: str) -> Any:
     return option(None, help_text, "--prompt -p", metavar="TEXT", shown_default="read from stdin")
 
 
-def read_prompt(prompt: str | None) -> bytes:
-    """Return the prompt's bytes; stdin is read only without a prompt, or if it is '-'."""
+def prompt_file_option(**changes: Any) -> Any:
+    """Declare `--prompt-file`."""
+    help_text = "File with the prompt: a text in any encoding, or a document."
+    return option(None, help_text, "--prompt-file", metavar="FILE", excludes="prompt", **changes)
+
+
+def read_prompt(prompt: str | None, file: Path | None = None, *, quiet: bool = False) -> bytes:
+    """Return the prompt's bytes; stdin is read only without a prompt and file, or if it is '-'."""
+    if file is not None:
+        from tgen.corpus import read_text
+
+        text, notes = read_text(str(file))
+        for note in notes:
+            console.print_status(f"note: {note}", quiet=quiet)
+        return text
     if prompt is not None and prompt != "-":
         return os.fsencode(prompt)
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
@@ -57,6 +72,15 @@ def engine_options(**help_texts: str) -> Any:
     """Declare a field with the EngineOptions; `help_texts` replace the help of some of them."""
     metadata = {"nested": EngineOptions, "readers": {}, "help_texts": help_texts}
     return field(default=DEFAULT_ENGINE, metadata=metadata)
+
+
+def reading_options() -> Any:
+    """Declare a field that collects the given options of Reading."""
+    return nested(Reading, columns=Reader(str, _parse_columns))
+
+
+def _parse_columns(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any) -> Any:

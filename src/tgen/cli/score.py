@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
-from tgen.cli.options import engine_options, json_option, make_command, model_option, quiet_option
+from tgen.cli.options import (
+    engine_options,
+    json_option,
+    make_command,
+    model_option,
+    quiet_option,
+    reading_options,
+)
 from tgen.config import EngineOptions
 from tgen.config.option import option
+from tgen.config.reading import PANEL, Reading
 from tgen.errors import UsageError
 from tgen.reports.score import DocumentReport, TokenScore, TotalReport
 
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
-PANELS = ("Output", "Performance")
+PANELS = (PANEL, "Output", "Performance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +34,12 @@ class ScoreOptions:
 
     files: list[str] = option(
         default_factory=list,
-        help_text="Files, directories, glob patterns, or - for stdin. "
-        '.jsonl files hold {"text"}, {"prompt", "completion"} or {"messages"} rows.',
+        help_text="Files, directories, glob patterns, or - for stdin: texts, documents, or rows of "
+        "texts, of prompts and answers or of messages; also compressed.",
         argument=True,
         metavar="FILE",
     )
+    reading: dict[str, Any] = reading_options()
     model: str | None = model_option()
     compare: str | None = model_option(
         help_text="Second model to score the same texts with; the difference is reported.",
@@ -82,9 +91,14 @@ def score(options: ScoreOptions) -> None:
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    corpus = read(options.files, own_files=own_files, mixed_hint="score one after the other")
-    for note in corpus.skipped:
-        console.print_status(f"warning: {note}", quiet=options.quiet)
+    corpus = read(
+        options.files,
+        own_files=own_files,
+        mixed_hint="score one after the other",
+        reading=Reading(**options.reading),
+    )
+    for note in corpus.notes:
+        console.print_status(f"note: {note}", quiet=options.quiet)
     models = [_load_model(path, options) for path in paths]
     _score(models, corpus, options)
 

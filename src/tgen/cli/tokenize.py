@@ -4,13 +4,22 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
-from tgen.cli.options import json_option, make_command, model_option, quiet_option
+from tgen.cli.options import (
+    json_option,
+    make_command,
+    model_option,
+    quiet_option,
+    reading_options,
+)
 from tgen.config.option import option
+from tgen.config.reading import PANEL, Reading
 from tgen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ class TokenizeOptions:
     prompt: str | None = option(
         None, "Text to tokenize instead of files.", "--prompt -p", metavar="TEXT", excludes="files"
     )
+    reading: dict[str, Any] = reading_options()
     model: str | None = model_option()
     ids: bool = option(
         False, "Write only the ids, separated by spaces.", "--ids", excludes="count decode json"
@@ -72,7 +82,7 @@ def tokenize(options: TokenizeOptions) -> None:
     tokenizer = load_tokenizer(path)
     console.print_status(str(path), quiet=options.quiet)
     if options.decode:
-        for source in _open_sources(options):
+        for source in _open_sources(options, options.files or ["-"]):
             _decode(source, tokenizer, quiet=options.quiet)
         return
 
@@ -89,32 +99,53 @@ def tokenize(options: TokenizeOptions) -> None:
 
 
 def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the name of each text and its pieces. Stdin may be endless, so it is not stored."""
+    """Yield the name of each text and its pieces. Plain text on stdin may be endless, so it is not
+    stored."""
     from tgen.corpus.documents import LongText
+    from tgen.corpus.opening import HEAD, is_plain_text
     from tgen.corpus.sources import stdin
     from tgen.corpus.tokenize import split_stream, split_text
 
     names = (options.files or ["-"]) if options.prompt in (None, "-") else [""]
+    as_bytes = options.reading.get("read_as") == "bytes"
     for name in names:
-        if name == "-":
-            yield name, split_stream(stdin().read, _PIECE)
+        head = stdin().read(min(HEAD, _PIECE)) if name == "-" else b""
+        if name == "-" and (as_bytes or (not options.reading and is_plain_text(head))):
+            blocks = chain([head], iter(partial(stdin().read, _PIECE), b""))
+            yield name, split_stream(partial(_next_block, blocks), _PIECE)
             continue
-        for source in _open_sources(replace(options, files=[name] if name else [])):
+        for source in _open_sources(options, [name] if name else [], head):
             yield source.name, split_text(LongText(source, 0, source.n_bytes), _PIECE)
             source.close()
 
 
-def _open_sources(options: TokenizeOptions) -> "Iterator[Source]":
-    """Open the texts one by one."""
-    from tgen.corpus.sources import Skipped, Source, open_sources
+def _next_block(blocks: Iterator[bytes], _: int) -> bytes:
+    return next(blocks, b"")
+
+
+def _open_sources(
+    options: TokenizeOptions, names: list[str], stdin_head: bytes = b""
+) -> "Iterator[Source]":
+    """Open the texts one by one; JSON and CSV are texts, too."""
+    from tgen.corpus.opening import ReadingReport, open_sources
+    from tgen.corpus.sources import Source
 
     if options.prompt is not None and options.prompt != "-":
         yield Source("--prompt", os.fsencode(options.prompt))
         return
-    skipped = Skipped()
-    yield from open_sources(options.files or ["-"], skipped, _own_files)
-    for note in skipped.notes():
-        console.print_status(f"warning: {note}", quiet=options.quiet)
+    reading, report = Reading(**options.reading), ReadingReport()
+    if options.decode:
+        reading = Reading(read_as="bytes")
+    yield from open_sources(
+        names,
+        report,
+        _own_files,
+        reading,
+        keep_rows=reading.read_as != "rows",
+        stdin_head=stdin_head,
+    )
+    for note in report.notes():
+        console.print_status(f"note: {note}", quiet=options.quiet)
 
 
 def _own_files(directory: Path) -> set[str]:
@@ -153,4 +184,4 @@ def _parse_id(word: bytes, vocab_size: int) -> int:
     return int(word)
 
 
-command = make_command(tokenize, TokenizeOptions)
+command = make_command(tokenize, TokenizeOptions, (PANEL,))

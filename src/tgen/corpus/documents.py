@@ -16,21 +16,22 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.config.reading import Reading
 from tgen.corpus.jsonl import (
     Location,
     contains_conversations,
-    contains_rows,
     encode_length,
     find_conversations,
     find_rows,
     line_number,
-    misnamed_rows_hint,
     parse_row,
 )
-from tgen.corpus.sources import OwnFiles, Skipped, Source, open_sources
+from tgen.corpus.opening import OwnFiles, ReadingReport, open_sources
+from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
 from tgen.tokenizer import END_OF_TEXT
 
+_DEFAULT_READING = Reading()
 _SEPARATOR = END_OF_TEXT.encode()
 _BLOCK = 1 << 22  # bytes per read
 _MAX_BYTES_IN_RAM = 1 << 22  # a longer text is returned as a LongText
@@ -192,10 +193,10 @@ class Corpus:
     """All documents in the order read."""
 
     documents: Documents
-    skipped: list[str]  # binary files, models and runs: a note for each reason
+    notes: list[str]  # how files were read, and which were skipped
     sha256: str = ""  # hash of the documents and their boundaries
     is_chat: bool = False  # the documents are conversations
-    misnamed: dict[str, str] = field(default_factory=dict)  # .json files with rows: a hint for each
+    detected_encodings: dict[str, str] = field(default_factory=dict)  # by file
 
     @property
     def n_bytes(self) -> int:
@@ -218,22 +219,23 @@ def read(
     chat: bool = False,
     own_files: OwnFiles = lambda _: set(),
     mixed_hint: str = "train on one of them first, then on the other with --from",
+    reading: Reading | None = _DEFAULT_READING,
+    known_encodings: dict[str, str] | None = None,
 ) -> Corpus:
     """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty.
 
-    JSONL files whose first row has messages, or with `chat` all, contain conversations; they are an
-    error beside other text, with `mixed_hint`. See `open_sources` for `own_files`.
+    Rows whose first has messages, or with `chat` all, are conversations; they are an error beside
+    other text, with `mixed_hint`. See `open_sources` for the other arguments.
     """
-    skipped = Skipped()
-    misnamed: dict[str, str] = {}
+    report = ReadingReport()
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     text_name = chat_name = ""  # of the first source of this kind
-    for source in open_sources(paths, skipped, own_files):
-        rows = contains_rows(source)
+    for source in open_sources(
+        paths, report, own_files, reading, known_encodings=known_encodings, chat=chat
+    ):
+        rows = source.has_rows
         chats = rows and (chat or contains_conversations(source))
-        if hint := misnamed_rows_hint(source):
-            misnamed[source.name] = hint
         if source.read(0, 1):
             n_nonempty += 1
             text_name = text_name or ("" if chats else source.name)
@@ -258,17 +260,37 @@ def read(
     if chat and text_name:
         raise CorpusError(
             f"--chat: {text_name} has no conversations",
-            misnamed.get(text_name)
-            or "remove --chat, or write one JSON object per line into a .jsonl file",
+            "remove --chat, or write one JSON object per line into a .jsonl file",
         )
     corpus = Corpus(
-        table.all_documents(), skipped.notes(), fingerprint.hexdigest(), bool(chat_name), misnamed
+        table.all_documents(),
+        report.notes(),
+        fingerprint.hexdigest(),
+        bool(chat_name),
+        report.detected,
     )
     if corpus.n_bytes == 0:
         other = "has no text besides line breaks and end-of-text tokens"
         problem = other if n_nonempty else "is empty"
+        if report.skipped:
+            problem = f"has no text: {report.notes()[-1]}"
         raise CorpusError(f"the corpus {' '.join(paths)!r} {problem}", "name a file with text")
     return corpus
+
+
+def read_text(path: str) -> tuple[bytes, list[str]]:
+    """Return the text of a file, JSON and CSV as they are, and notes on how it was read.
+
+    Texts of several files, as in an archive, and parts of a document are separated by an empty
+    line. Raises CorpusError for a file without text.
+    """
+    report = ReadingReport()
+    texts = []
+    for source in open_sources([path], report, reading=_DEFAULT_READING, keep_rows=True):
+        text = source.read(0, source.n_bytes)
+        source.close()
+        texts.append(text.replace(_SEPARATOR, b"\n\n") if report.n_documents else text)
+    return b"\n\n".join(texts), report.notes()
 
 
 def _find_texts(source: Source) -> Iterator[Location]:

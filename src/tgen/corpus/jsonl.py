@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain, takewhile
 
 from tgen.corpus.conversation import invalid_row_error, is_conversation, parse_conversation
@@ -93,23 +92,6 @@ def contains_rows(source: Source) -> bool:
     if source.name != "-":
         return source.name.lower().endswith((".jsonl", ".ndjson"))
     return _is_row(_beginning(source).split(b"\n", 1)[0])
-
-
-def misnamed_rows_hint(source: Source) -> str:
-    """Return how to make a .jsonl file of a .json file with rows; "" if it has none."""
-    if not source.name.endswith(".json"):
-        return ""
-    text = _beginning(source)
-    target = f"{source.name}l"
-    if _is_row(text.split(b"\n", 1)[0]):
-        return f"rename it to {target}"
-    with suppress(ValueError, RecursionError):
-        start = text[1:].decode(errors="replace").lstrip()
-        if text.startswith(b"[") and start.startswith("{"):
-            first, _ = json.JSONDecoder().raw_decode(start)
-            if _is_row(json.dumps(first).encode()):
-                return f"write one object per line: jq -c '.[]' {source.name} > {target}"
-    return ""
 
 
 def _beginning(source: Source) -> bytes:

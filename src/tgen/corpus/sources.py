@@ -1,45 +1,60 @@
-"""Sources of text: files, directories, glob patterns and stdin, with random access."""
+"""Sources of text with random access: files, parts of files, stdin and converted content."""
 
-import glob
-import os
+import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import takewhile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
 _BLOCK = 1 << 22  # bytes of stdin per read
-_MAX_NAMED = 8  # models and runs in a note
-_LOCK = "LOCK"  # file of a run
 _STDIN_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
+
+_MAX_READ = 1 << 26  # bytes that a library may request at once, for example a file's directory
 
 OwnFiles = Callable[[Path], set[str]]
 
 
 class Source:
-    """Bytes that are read several times and must not change in between: a file, or stdin's."""
+    """Bytes that are read several times and must not change in between.
 
-    def __init__(self, name: str, content: Path | files.RandomAccessFile | bytes) -> None:
-        self.name = name
+    They are a file, stdin or converted content, or `n_bytes` of these from `start` on. `has_rows`:
+    they are JSON Lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        content: Path | files.RandomAccessFile | bytes,
+        *,
+        start: int = 0,
+        n_bytes: int | None = None,
+        has_rows: bool = False,
+    ) -> None:
+        self.name, self.has_rows = name, has_rows
         self._content = content
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
+        n_stored = self._stamp[0] if self._stamp else len(content)  # type: ignore[arg-type]
+        self._start, self.n_bytes = start, n_stored - start if n_bytes is None else n_bytes
 
     @property
-    def n_bytes(self) -> int:
-        """Bytes of the source."""
-        if isinstance(self._content, bytes):
-            return len(self._content)
-        assert self._stamp is not None
-        return self._stamp[0]
+    def path(self) -> Path | None:
+        """The file that has these bytes and no others."""
+        is_whole = self._stamp is not None and self.n_bytes == self._stamp[0]
+        return self._content if isinstance(self._content, Path) and is_whole else None
+
+    def part(self, name: str, start: int, n_bytes: int) -> "Source":
+        """Return `n_bytes` from `start` on as a source."""
+        content = self._content if isinstance(self._content, bytes) else self._file or self._open()
+        assert content is not None
+        return Source(name, content, start=self._start + start, n_bytes=n_bytes)
 
     def read(self, start: int, n: int) -> bytes:
         """Return `n` bytes from `start`, fewer at the end; raises CorpusError if it has changed."""
+        n, start = max(0, min(n, self.n_bytes - start)), self._start + start
         if isinstance(self._content, bytes):
             return self._content[start : start + n]
         if self._file is None:
@@ -80,97 +95,67 @@ class Source:
             raise CorpusError(error.message, hint) from None
 
 
-@dataclass
-class Skipped:
-    """Files, models and runs that a corpus skips."""
+class SourceFile(io.RawIOBase):
+    """A source as a file for libraries, which can neither read nor store all of it at once."""
 
-    binary: list[str] = field(default_factory=list)  # files in directories
-    models: dict[str, None] = field(default_factory=dict)  # directories and files, in order
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source, self._position = source, 0
 
-    def notes(self) -> list[str]:
-        """Return what was skipped, and why, as lines for the user."""
-        lines = [f"skipped {name}: not a text file" for name in self.binary]
-        if self.models:
-            names, n = list(self.models), len(self.models)
-            more = f" and {n - _MAX_NAMED} more" if n > _MAX_NAMED else ""
-            what = "1 model or run" if n == 1 else f"{n} models and runs"
-            lines.append(f"skipped {what} in the corpus: {', '.join(names[:_MAX_NAMED])}{more}")
-        return lines
+    def readable(self) -> bool:
+        """Return True."""
+        return True
 
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
 
-def open_sources(
-    paths: Sequence[str], skipped: Skipped, own_files: OwnFiles = lambda _: set()
-) -> Iterator[Source]:
-    """Open everything the paths name, in order; add to `skipped` the binary files in directories,
-    and the models and runs in directories and among the matches of patterns.
+    def tell(self) -> int:
+        """Return the position, in bytes."""
+        return self._position
 
-    `own_files` returns the names of the files of a model or a run in a directory. Below a directory
-    or a pattern, a directory with such files is skipped; in itself, only these files are.
-    """
-    own_files = cache(own_files)
-    for path in paths:
-        if path == "-":
-            yield _read_stdin()
-        elif Path(path).is_dir():
-            for file in _list_files(Path(path)):
-                if not _is_own(file, Path(path), skipped, own_files):
-                    source = Source(str(file), file)
-                    if b"\0" in source.read(0, 8192):
-                        skipped.binary.append(str(file))
-                    else:
-                        yield source
-        elif not Path(path).exists() and _has_wildcard(path):
-            matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
-            if not matches:
-                raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
-            base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
-            for match in matches:
-                if not _is_own(Path(match), base, skipped, own_files):
-                    source = Source(match, Path(match))
-                    if _has_weights(source):
-                        skipped.models[match] = None
-                    else:
-                        yield source
-        else:
-            yield Source(path, Path(path))
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position as other files do."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.n_bytes}
+        self._position = max(0, base[whence] + offset)
+        return self._position
+
+    def read(self, n: int = -1) -> bytes:
+        """Return the next `n` bytes, by default all; raise OSError for more than 64 MiB."""
+        n = max(0, self._source.n_bytes - self._position) if n is None or n < 0 else n
+        if n > _MAX_READ:
+            raise OSError(f"a part of the file has {n:,} bytes")
+        data = self._source.read(self._position, n)
+        self._position += len(data)
+        return data
 
 
-def _has_wildcard(path: str) -> bool:
-    return any(wildcard in path for wildcard in "*?[")
+class Spool:
+    """A temporary file with all converted content of a corpus, so that many sources need one file
+    descriptor. The system removes it with the last source."""
 
+    def __init__(self) -> None:
+        self._file: files.RandomAccessFile | None = None
+        self._n_bytes = 0
 
-def _list_files(folder: Path) -> list[Path]:
-    """Return the files below a directory that are not hidden; links to directories are not
-    followed. Raises CorpusError for a directory that cannot be read."""
-    found: list[Path] = []
-    for directory, folders, names in os.walk(folder, onerror=_raise_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(directory, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if file.is_file())
-
-
-def _raise_unreadable(error: OSError) -> NoReturn:
-    message = f"cannot read {error.filename}: {error.strerror}"
-    raise CorpusError(message, "make the directory readable, or name the other files") from None
-
-
-def _is_own(file: Path, base: Path, skipped: Skipped, own_files: OwnFiles) -> bool:
-    """Return whether a file below `base` is part of a model or a run, and add that to `skipped`."""
-    below = file.relative_to(base).parts
-    for depth, name in enumerate(below):
-        directory = base.joinpath(*below[:depth])
-        if (own := own_files(directory)) and (depth or name in own):
-            if file.name != _LOCK:  # of the run that reads this corpus, whose directory is new
-                skipped.models[str(directory)] = None
-            return True
-    return False
-
-
-def _has_weights(source: Source) -> bool:
-    """Return whether a file is a GGUF or a safetensors file, such as a prompt cache."""
-    head = source.read(0, 16)
-    is_header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") < source.n_bytes
-    return b"\0" in head and (is_header or head.startswith(b"GGUF"))
+    def store(self, name: str, blocks: Iterable[bytes]) -> Source:
+        """Return the blocks as a source. Raises CorpusError if the disk is full, and the errors of
+        `blocks`, which may store other content before its first block."""
+        start = None
+        for block in blocks:
+            start = self._n_bytes if start is None else start
+            try:
+                self._file = self._file or files.open_temporary(None)
+                self._file.append(block)
+            except OSError as error:
+                raise CorpusError(
+                    f"cannot store {name} in a temporary file: {error.strerror}",
+                    "free disk space in the directory that TMPDIR names",
+                ) from None
+            self._n_bytes += len(block)
+        if self._file is None or start is None:
+            return Source(name, b"")
+        return Source(name, self._file, start=start, n_bytes=self._n_bytes - start)
 
 
 def stdin() -> BinaryIO:
@@ -180,8 +165,9 @@ def stdin() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def _read_stdin() -> Source:
-    data = stdin().read(_STDIN_IN_RAM)
+def read_stdin(head: bytes = b"") -> Source:
+    """Return `head` and all of stdin as a source; raise CorpusError if it cannot be stored."""
+    data = head + stdin().read(_STDIN_IN_RAM)
     if len(data) < _STDIN_IN_RAM:
         return Source("-", data)
     try:

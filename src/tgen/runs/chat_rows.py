@@ -144,7 +144,7 @@ def tokenize_rows(
 
     The `context_length` of the result is the length of the longest row.
     """
-    notes = [*text.skipped]
+    notes = [*text.notes]
     split = corpus.split_rows(text, config.val_fraction)
     rows = _subsample(split.train, max_bytes)
     if not split.val:

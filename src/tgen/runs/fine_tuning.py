@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen import corpus
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import CHECKPOINT, PATH, WEIGHTS_DIRECTORY, find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import ModelConfig
+from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
@@ -29,7 +31,6 @@ from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import AdapterRecord
-from tgen.storage import files
 
 GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after
 
@@ -72,7 +73,7 @@ def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConf
     base, config = _open_model(request, config)
     if request.general is None:
         return base, config
-    return replace(base, general=_read_general(request.general)), config
+    return replace(base, general=_read_general(request.general, request.reading)), config
 
 
 def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConfig]:
@@ -176,12 +177,23 @@ def _dequantize(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def _read_general(path: Path) -> bytes:
-    """Return the first 32 KB of the user's general text."""
-    with files.open_regular(path) as file:
-        text = file.read(GENERAL_BYTES)
-    if not text:
-        raise CorpusError(f"--general {path}: the file is empty", "name another text")
+def _read_general(path: Path, reading: Reading) -> bytes:
+    """Return the first 32 KB of the user's general text, or of the texts of rows."""
+    try:
+        read = corpus.read([str(path)], reading=Reading(encoding=reading.encoding))
+    except CorpusError as error:
+        raise CorpusError(f"--general {path}: {error.message}", error.hint) from None
+    texts: list[bytes] = []
+    for document in read.documents:
+        parts = [part[:GENERAL_BYTES] for part in document]
+        if read.is_chat:
+            messages = corpus.parse_conversation(b"".join(part[:] for part in document)).messages
+            parts = [message["content"].encode() + b"\n" for message in messages]
+        texts.append(b"".join(parts))
+        if sum(map(len, texts)) >= GENERAL_BYTES:
+            break
+    read.close()
+    text = b"\n".join(texts)[:GENERAL_BYTES]
     return text.decode("utf-8", errors="ignore").encode() or text
 
 

@@ -247,12 +247,12 @@ def _open_corpus(
     """Read the corpus as far as its documents; raise UsageError if --template or loss_on does
     not fit it."""
     yield PhaseReport(phase="reading the corpus")
-    text = corpus.read(request.corpus, chat=request.chat, own_files=own_files)
+    text = corpus.read(
+        request.corpus, chat=request.chat, own_files=own_files, reading=request.reading
+    )
     if request.template is not None and not text.is_chat:
         hint = "remove --template, or add --chat for prompt rows"
-        name, hint = next(iter(text.misnamed.items()), ("", hint))
-        problem = name and f", but {name} is read as plain text"
-        raise UsageError(f"--template needs rows of messages{problem}", hint)
+        raise UsageError("--template needs rows of messages", hint)
     has_rows = text.is_chat or text.documents.table.is_row(text.documents.numbers).any()
     if "loss_on" in config.changed and not has_rows:
         raise UsageError(
@@ -346,6 +346,8 @@ def _record(
         exact_epochs=True,
         chat=text.chat,
         begin_of_text=text.begin_of_text,
+        reading=request.reading,
+        detected_encodings=documents.detected_encodings,
     )
 
 

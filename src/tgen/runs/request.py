@@ -14,6 +14,7 @@ from tgen import distributed
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, ModelConfig, Size
 from tgen.config.engine import Device, device_option, threads_option
 from tgen.config.option import MAX_WHOLE, check_ranges, option, require, suggest
+from tgen.config.reading import Reading
 from tgen.config.training import Parallel, TrainConfig
 from tgen.errors import UsageError
 
@@ -94,8 +95,8 @@ class RunRequest:
 
     corpus: list[str] = option(
         default_factory=list,
-        help_text="Files, directories, glob patterns, or - for stdin. Any bytes are accepted; "
-        '.jsonl files hold {"text"}, {"prompt", "completion"} or, to fine-tune, {"messages"} rows.',
+        help_text="Files, directories, glob patterns, or - for stdin: texts, documents, rows of "
+        "texts or, to fine-tune, of prompts and answers or of messages; also compressed.",
         argument=True,
         metavar="CORPUS",
     )
@@ -171,6 +172,7 @@ class RunRequest:
         metavar="FILE|plain",
         shown_default="that of the model",
     )
+    reading: Reading = field(default_factory=Reading)
     train: TrainConfig = field(default_factory=TrainConfig)
     tensorboard: bool = _output(
         False, "Write TensorBoard events to training/tensorboard.", "--tensorboard"
@@ -228,6 +230,7 @@ class ResumeRequest:
     out: Path
     corpus: list[str] = field(default_factory=list)  # empty: use the tokens of the run
     settings: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
+    reading: dict[str, Any] = field(default_factory=dict)  # fields of Reading
     overrides: dict[str, str] = field(default_factory=dict)  # from --set: field -> value
     override: bool = False  # allow settings and corpus to differ
     start_from: Path | None = None  # where the base model of a LoRA run is now
@@ -238,3 +241,11 @@ class ResumeRequest:
     def __post_init__(self) -> None:
         check_ranges(self)
         TrainConfig(**self.settings)
+        Reading(**self.reading)
+        if self.reading and not self.corpus:
+            name = next(iter(self.reading))
+            raise UsageError(
+                f"{name}: has no effect, because the run has its tokens",
+                f"remove {name}, or name the corpus",
+                field=name,
+            )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
+from tgen.config.reading import Reading
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.lora.layout import NewAdapter, Pair, Shape, adapter_layout, parameter_shapes
@@ -132,6 +133,8 @@ class RunRecord:
     adapter: AdapterRecord | None = None  # of a LoRA run
     general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
+    reading: Reading | None = None  # how files are read; None: as before it was recorded
+    detected_encodings: dict[str, str] = field(default_factory=dict)  # by file
 
     @property
     def end_ids(self) -> list[int]:
@@ -162,6 +165,8 @@ class RunRecord:
             }
             if (inherited := values.get("inherited")) is not None:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
+            if (reading := values.get("reading")) is not None:
+                parts["reading"] = Reading.from_dict(reading)
             if (chat := values.get("chat")) is not None:
                 parts["chat"] = ChatRecord(**chat)
             if (adapter := values.get("adapter")) is not None:

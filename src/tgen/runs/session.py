@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import corpus, distributed
+from tgen.config.reading import Reading
 from tgen.config.training import Parallel
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.machine.device import Device, choose_device, set_threads
@@ -107,10 +108,17 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if record.tensorboard:
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
-    text = None
+    text, reading = None, record.reading
     if request.corpus:
-        is_chat = record.chat is not None
-        text = corpus.read(request.corpus, chat=is_chat, own_files=own_files)
+        if request.reading:
+            reading = replace(reading or Reading(), **request.reading)
+        text = corpus.read(
+            request.corpus,
+            chat=record.chat is not None,
+            own_files=own_files,
+            reading=reading,
+            known_encodings=record.detected_encodings,
+        )
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
     if text is not None:
         check_corpus(out, record, text, override=request.override)
@@ -125,7 +133,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         record, weights, parallel = yield from _load_base(record, device, memory, request)
         # Only now: what is refused leaves the directory as it is.
         record, tokens_entry = yield from _check_data(
-            request, text, record, tokens_entry, tokenizer, progress
+            request, text, reading, record, tokens_entry, tokenizer, progress
         )
         if is_rank_zero:
             run_state.remove_leftovers(out)
@@ -161,18 +169,21 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
 def _check_data(
     request: ResumeRequest,
     text: corpus.Corpus | None,
+    reading: Reading | None,
     record: RunRecord,
     tokens_entry: Mapping[str, Any],
     tokenizer: Tokenizer,
     progress: Progress,
 ) -> Generator[PhaseReport, None, tuple[RunRecord, Mapping[str, Any]]]:
-    """Return the record and the tokens entry of the corpus to train on, which may be `text`.
+    """Return the record and the tokens entry of the corpus to train on, which may be `text`, read
+    by `reading`.
 
     Rank 0 checks the tokens; it replaces damaged ones if the user names the corpus.
     """
     out = request.out
     if distributed.is_rank_zero():
         if text is not None and text.sha256 != record.corpus_sha256:
+            record = replace(record, reading=reading, detected_encodings=text.detected_encodings)
             record, tokens_entry = yield from tokenize_new_corpus(
                 out, text, request.corpus, record, tokenizer, progress
             )

@@ -88,11 +88,7 @@ class PhaseProgress:
 
 def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValSplit:
     """Split a corpus, and sample about `max_bytes` of the training split."""
-    notes = [*text.skipped]
-    notes += [
-        f"{name} has rows but is trained on as plain text: {hint}"
-        for name, hint in text.misnamed.items()
-    ]
+    notes = [*text.notes]
     split = corpus.split_train_val(text, config.val_fraction)
     if not split.val or not split.train:
         split = TrainValSplit(text.documents, min(split.train, split.val, key=len))

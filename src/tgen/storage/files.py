@@ -111,6 +111,7 @@ class RandomAccessFile:
 
     def append(self, content: bytes | bytearray) -> None:
         """Write all of `content` to the end of an `open_temporary` file."""
+        self._file.seek(0, os.SEEK_END)
         _write_all(self._file.fileno(), content)
 
     def fileno(self) -> int:

@@ -32,19 +32,19 @@ def tokenize(trained, capsysbinary):
 def test_ids_become_the_same_bytes(trained, tokenize, tmp_path, monkeypatch):
     text = ODD + mixed(3000).encode() + ODD
     (tmp_path / "text").write_bytes(text)
-    ids = tokenize(tmp_path / "text", "--ids")
+    ids = tokenize(tmp_path / "text", "--ids", "--as", "bytes")
     tokenizer = model_dir.load_tokenizer(trained)
     assert list(map(int, ids.split())) == tokenizer.encode(text)
     (tmp_path / "ids").write_bytes(ids)
     assert tokenize(tmp_path / "ids", "--decode") == text
     monkeypatch.setattr("tgen.cli.tokenize._PIECE", 100)
-    assert tokenize(tmp_path / "text", "--ids") == ids
+    assert tokenize(tmp_path / "text", "--ids", "--as", "bytes") == ids
     as_list = json.dumps(tokenizer.encode(text))
     assert tokenize("--prompt", as_list, "--decode") == text
 
 
 def test_pipe_gives_the_bytes_back(trained):
-    ids = tgen("tokenize", "-m", trained, "--ids", "-q", stdin=ODD)
+    ids = tgen("tokenize", "-m", trained, "--ids", "-q", "--as", "bytes", stdin=ODD)
     assert ids.stderr == b""
     back = tgen("tokenize", "-m", trained, "--decode", stdin=ids.stdout)
     assert back.stdout == ODD
@@ -72,10 +72,10 @@ def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(text)
     monkeypatch.setattr("tgen.cli.tokenize._PIECE", 100)
     for form in ("--ids", "--json", "--count"):
-        expected = tokenize(tmp_path / "text", form)
+        expected = tokenize(tmp_path / "text", form, "--as", "bytes")
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
         shown = str(tmp_path / "text").encode()
-        assert tokenize(form).split() == expected.replace(shown, b"-").split()
+        assert tokenize(form, "--as", "bytes").split() == expected.replace(shown, b"-").split()
 
     def stop(*_, **__):
         raise streams.StdoutClosedError

@@ -1,5 +1,6 @@
 """All formats by name."""
 
+from fuzz.formats.archives import Archives
 from fuzz.formats.chat import Chat
 from fuzz.formats.config import Config
 from fuzz.formats.constraints import Constraints
@@ -33,6 +34,7 @@ FORMATS: dict[str, MakeFormat] = {
     "corpus": CorpusFile,
     "tables": Tables,
     "documents": Documents,
+    "archives": Archives,
 }
 WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "config": 16,
@@ -50,4 +52,5 @@ WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "corpus": 8,
     "tables": 8,
     "documents": 8,
+    "archives": 8,
 }

@@ -87,8 +87,9 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     if options.interactive:
         require_terminal()
     lines = None if options.input_file is None else LineReader(options.input_file)
-    no_prompt = lines or (options.interactive and options.prompt is None)
-    prompt = None if no_prompt else read_prompt(options.prompt)
+    has_prompt = options.prompt is not None or options.prompt_file is not None
+    no_prompt = lines or (options.interactive and not has_prompt)
+    prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
     model = load_shared(path, adapter, options, ranks, quiet=quiet)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):

@@ -17,6 +17,7 @@ from tgen.cli.options import (
     json_option,
     model_option,
     nested,
+    prompt_file_option,
     prompt_option,
     quiet_option,
 )
@@ -139,6 +140,7 @@ class GenerateOptions:
     """The options of `tgen generate`; `sampling` has the SamplingConfig fields that were given."""
 
     prompt: str | None = prompt_option("Text to continue; '-' reads stdin.")
+    prompt_file: Path | None = prompt_file_option()
     model: str | None = model_option()
     adapter: str | None = adapter_option()
     sampling: dict[str, Any] = nested(
@@ -172,7 +174,7 @@ class GenerateOptions:
         "'-' reads stdin.",
         "--input",
         metavar="FILE",
-        excludes="prompt",
+        excludes="prompt prompt_file",
     )
     samples: int = _batch(
         1,

@@ -27,7 +27,9 @@ def inspect(options: InspectOptions) -> None:
 
         print_training_log(locations[0].path, json_output=options.json, quiet=options.quiet)
         return
-    text = read_prompt(options.prompt) if options.needs_text else None
+    text = None
+    if options.needs_text:
+        text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
 
     from tgen.cli.inspect import output
     from tgen.inspection.inspector import Inspector
@@ -47,9 +49,9 @@ def inspect(options: InspectOptions) -> None:
         console.print_status(f"{path}", quiet=options.quiet)
     for warning in (w for inspector in inspectors for w in inspector.bundle.warnings):
         console.print_status(f"warning: {warning}", quiet=options.quiet)
-    if options.prompt is not None and not options.shows_text:
+    if (flag := options.prompt_flag) and not options.shows_text:
         views = ", ".join(options.views)
-        console.print_status(f"note: --prompt has no effect on --view {views}", quiet=options.quiet)
+        console.print_status(f"note: {flag} has no effect on --view {views}", quiet=options.quiet)
     if options.width:
         from tgen.cli.rich_console import out
 

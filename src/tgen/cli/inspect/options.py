@@ -12,6 +12,7 @@ from tgen.cli.options import (
     check_output_file,
     json_option,
     model_option,
+    prompt_file_option,
     prompt_option,
     quiet_option,
 )
@@ -76,6 +77,7 @@ class InspectOptions:
     """Options of `tgen inspect`. Raises UsageError for values that cannot be combined."""
 
     prompt: str | None = prompt_option("Text to inspect; '-' reads stdin.")
+    prompt_file: Path | None = prompt_file_option()
     model: list[str] = model_option(default_factory=list)
     adapter: str | None = adapter_option()
     view: list[View] = option(
@@ -166,10 +168,17 @@ class InspectOptions:
         return None if self.target is None else os.fsencode(self.target)
 
     @property
+    def prompt_flag(self) -> str:
+        """The option that gives the prompt; "" without one."""
+        if self.prompt_file is not None:
+            return "--prompt-file"
+        return "" if self.prompt is None else "--prompt"
+
+    @property
     def needs_text(self) -> bool:
         """Whether a prompt is read."""
-        given = self.prompt is not None or self.html is not None
-        return given or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
+        given = self.html is not None or self.prompt_flag
+        return bool(given) or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
 
     @property
     def shows_text(self) -> bool:
@@ -214,9 +223,9 @@ class InspectOptions:
                     f"{name}: not available for --view {views[0]}",
                     f"use it with --view {', '.join(MATRIX_VIEWS)}",
                 )
-        if self.only_training and self.prompt is not None:
+        if self.only_training and (flag := self.prompt_flag):
             raise UsageError(
-                "--prompt cannot be combined with --view training alone", "remove --prompt"
+                f"{flag} cannot be combined with --view training alone", f"remove {flag}"
             )
 
     def _check_files(self) -> None:

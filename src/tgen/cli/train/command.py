@@ -20,15 +20,17 @@ from tgen.cli.options import (
     parse_settings,
     parse_size,
     quiet_option,
+    reading_options,
 )
 from tgen.cli.signals import StopSignal
 from tgen.config.option import option
+from tgen.config.reading import PANEL, Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 
-PANELS = ("Data and tokenizer", "Resume", "Output", "Hardware")
+PANELS = ("Data and tokenizer", PANEL, "Resume", "Output", "Hardware")
 _RESUMABLE = {one.name for one in fields(ResumeRequest)}
 _FIXED = [one.name for one in fields(RunRequest) if one.name not in _RESUMABLE]
 
@@ -44,6 +46,7 @@ class TrainOptions:
     """The options of `tgen train`; `run` and `config` have those that were given."""
 
     config: dict[str, Any] = nested(TrainConfig)
+    reading: dict[str, Any] = reading_options()
     run: dict[str, Any] = nested(
         RunRequest,
         out=Reader(str, _read_out),
@@ -86,13 +89,20 @@ class TrainOptions:
     def run_request(self, *, began: float) -> RunRequest:
         """Return the request for a new run, whose minutes count from `began`."""
         given = self.run | {"out": self.out}
-        return RunRequest(**given, train=TrainConfig(**self.config), began=began)
+        return RunRequest(
+            **given,
+            train=TrainConfig(**self.config),
+            reading=Reading(**self.reading),
+            began=began,
+        )
 
     def resume_request(self) -> ResumeRequest:
         """Return the request to resume."""
         given = {name: value for name, value in self.run.items() if name in _RESUMABLE}
         given["out"] = self.out
-        return ResumeRequest(**given, settings=self.config, override=self.override)
+        return ResumeRequest(
+            **given, settings=self.config, reading=self.reading, override=self.override
+        )
 
 
 def _default_output(corpus: list[str]) -> Path:

@@ -1,0 +1,82 @@
+"""How files are read: options that `tgen train`, `tokenize` and `score` share."""
+
+import codecs
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Literal, Self
+
+from tgen.config.option import check_ranges, option
+from tgen.errors import UsageError
+
+PANEL = "Reading files"
+ReadAs = Literal["bytes", "text", "rows", "document"]
+_reading = partial(option, panel=PANEL)
+_NOT_TEXT = {"idna", "punycode", "undefined"}  # codecs of names, not of texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files become texts or rows. Raises UsageError for values that cannot be combined."""
+
+    read_as: ReadAs | None = _reading(
+        None,
+        "What every file is: unchanged bytes, text, rows or a document.",
+        "--as",
+        shown_default="recognized by content and name",
+    )
+    encoding: str | None = _reading(
+        None,
+        "Encoding of texts that are not UTF-8, for example cp1252 or shift_jis.",
+        "--encoding",
+        metavar="NAME",
+        shown_default="detected",
+    )
+    columns: tuple[str, ...] | None = _reading(
+        None,
+        "Columns or keys of rows: a text, or a prompt and a completion.",
+        "--columns",
+        metavar="NAMES",
+        shown_default="recognized by name",
+        excludes="text_column",
+    )
+    text_column: str | None = _reading(
+        None,
+        "Column or key of rows that has the text.",
+        "--text-column",
+        metavar="NAME",
+        shown_default="the only one with text",
+    )
+    skip_bad_rows: bool = _reading(
+        False, "Skip invalid rows instead of ending with an error.", "--skip-bad-rows"
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.encoding is not None:
+            _check_encoding(self.encoding)
+        for one in fields(self):
+            given = getattr(self, one.name) not in (None, False)
+            if self.read_as == "bytes" and given and one.name != "read_as":
+                raise UsageError(
+                    f"{one.name}: has no effect on bytes",
+                    f"remove {one.name}, or read the files in another way",
+                    field=one.name,
+                )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the options from JSON; raise TypeError or UsageError for invalid ones."""
+        columns = values.get("columns")
+        return cls(**{**values, "columns": None if columns is None else tuple(columns)})
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        codec = codecs.lookup(name)
+        known = codec._is_text_encoding and codec.name not in _NOT_TEXT
+    except (LookupError, ValueError):
+        known = False
+    if not known:
+        hint = "name one that Python knows, for example cp1252, utf-16, shift_jis or gb18030"
+        raise UsageError(f"encoding: unknown encoding {name!r:.60}", hint, field="encoding")

@@ -1,0 +1,229 @@
+"""Encodings of texts: found by byte order mark, by form or by statistics, and turned into UTF-8."""
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tgen.corpus.sources import Source
+
+_BLOCK = 1 << 18  # bytes per read
+_HEAD = 1 << 16  # bytes that show a form
+_CHECKED = 1 << 12  # bytes that are checked in each block of a long text
+_SAMPLE = 1 << 18  # bytes for statistics
+_MIN_SAMPLE = 32  # bytes that can make sure of an encoding
+_MIN_CONFIDENCE = 0.1  # below it, one of ten guesses on short samples is wrong
+_LONG, _MIN_OF_LONG = 1000, 0.05  # bytes, and the same for samples of as many
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # starts with that of utf-16-le
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Encodings that have all characters of others at the same codes, and more.
+_EXTENDED = {
+    "ascii": "utf-8",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+}
+_ESCAPES = re.compile(rb"\x1b(\$[@B]|\([BIJ])")  # of iso2022_jp, whose bytes are ASCII
+_LATIN, _LATIN_RUN = re.compile("[\u00c0-\u024f]"), re.compile("[\u00c0-\u024f]{3,}")
+_MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
+_REPLACEMENT = "\ufffd".encode()
+_GIVEN = "as --encoding says"
+_CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
+
+
+class Encoding(NamedTuple):
+    """How the bytes of a text are to be read."""
+
+    codec: str = "utf-8"  # a name that Python knows; utf-8 also for unknown bytes
+    start: int = 0  # bytes of the byte order mark
+    how: str = ""  # how it is known, for the user; "" for UTF-8 without byte order mark
+    share: float = 0.0  # fraction of bytes that are not UTF-8, if they stay as they are
+    guess: str = ""  # a codec that may be right, for these
+    has_returns: bool = True  # the text may have carriage returns
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the bytes stay as they are, apart from line breaks."""
+        return self.codec == "utf-8" and not self.start
+
+
+def find_encoding(source: Source, *, given: str | None = None, known: str = "") -> Encoding:
+    """Return the encoding of a text: `given` by the user unless it is marked or certain to be
+    UTF-8, `known` from an earlier detection, or detected."""
+    head = source.read(0, _HEAD)
+    for mark, codec in _BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            return Encoding(codec, len(mark), "by its byte order mark")
+    if known:
+        return Encoding(known, 0, "as detected")
+    first_bad, is_ascii, has_returns = _check_utf8(source)
+    plain = Encoding(has_returns=has_returns)
+    if given is not None:
+        if first_bad is None and not is_ascii:
+            return plain._replace(how=f"although --encoding is {given}")
+        return Encoding(codecs.lookup(given).name, 0, _GIVEN)
+    if b"\0" in head:
+        wide = _detect_wide(head)
+        return Encoding(wide, 0, "by its form") if wide else plain
+    if first_bad is None:
+        is_iso2022 = b"\x1b" in head and _ESCAPES.search(head) and _fits(head, "iso2022_jp")
+        return Encoding("iso2022_jp", 0, "by its form") if is_iso2022 else plain
+    sample = source.read(max(0, first_bad - _SAMPLE // 4), _SAMPLE)
+    sample = sample[sample.find(b"\n") + 1 :] if first_bad > _SAMPLE // 4 else sample
+    n_bad, n_good = _count_utf8(sample)
+    confidence = _MIN_CONFIDENCE if len(sample) < _LONG else _MIN_OF_LONG
+    codec = "" if n_good > 4 * n_bad else _detect(sample, confidence)
+    if codec and _is_sure(sample, codec):
+        return Encoding(codec, 0, "as detected")
+    return unknown_encoding(source, codec)
+
+
+def unknown_encoding(source: Source, guess: str) -> Encoding:
+    """Return the encoding of bytes that are not UTF-8 and stay as they are."""
+    blocks = (source.read(position, _BLOCK) for position in range(0, source.n_bytes, _BLOCK))
+    n_bad = sum(_count_utf8(block)[0] for block in blocks)
+    return Encoding(share=n_bad / source.n_bytes, guess=guess, has_returns=False)
+
+
+@dataclass
+class Changes:
+    """Differences between the bytes of a text and its UTF-8, besides the encoding."""
+
+    n_line_breaks: int = 0  # LF instead
+    n_replaced: int = 0  # bytes that are not in the user's encoding: U+FFFD instead
+
+
+def decode(
+    source: Source, encoding: Encoding, changes: Changes, *, line_breaks: bool = True
+) -> Iterator[bytes]:
+    """Yield a text as UTF-8 without byte order mark and, with `line_breaks`, with LF.
+
+    A CR is a line break before LF, and in a text whose first block has no LF. Characters that the
+    user's encoding lacks become U+FFFD; raises UnicodeDecodeError for other encodings.
+    """
+    errors = "replace" if encoding.how == _GIVEN else "strict"
+    decoder = codecs.getincrementaldecoder(encoding.codec)(errors)
+    position, is_old_mac, pending = encoding.start, None, b""
+    while True:
+        block = source.read(position, _BLOCK)
+        position += len(block)
+        text = block if encoding.codec == "utf-8" else _decode(decoder, block)
+        if errors == "replace":
+            changes.n_replaced += text.count(_REPLACEMENT)
+        if line_breaks:
+            text, pending = pending + text, b""
+            if is_old_mac is None:
+                is_old_mac = b"\r" in text and b"\n" not in text
+            if is_old_mac:
+                changes.n_line_breaks += text.count(b"\r")
+                text = text.replace(b"\r", b"\n")
+            elif b"\r" in text:
+                if block and text.endswith(b"\r"):
+                    text, pending = text[:-1], b"\r"
+                changes.n_line_breaks += text.count(b"\r\n")
+                text = text.replace(b"\r\n", b"\n")
+        if text:
+            yield text
+        if not block:
+            return
+
+
+def _decode(decoder: codecs.IncrementalDecoder, block: bytes) -> bytes:
+    return decoder.decode(block, final=not block).encode("utf-8", "replace")
+
+
+def _check_utf8(source: Source) -> tuple[int | None, bool, bool]:
+    """Return the position of a byte that is not UTF-8, or None; whether all bytes are ASCII; and
+    whether there are carriage returns.
+
+    Blocks are checked whole until one is not ASCII. If that is UTF-8, only the start of later ones
+    is checked: a text that is UTF-8 for so long is in no other encoding.
+    """
+    is_ascii, has_returns = True, False
+    for position in range(0, source.n_bytes, _BLOCK):
+        block = source.read(position, _BLOCK)
+        has_returns = has_returns or b"\r" in block
+        checked = block if is_ascii else block[:_CHECKED]
+        if checked.isascii():
+            continue
+        skipped = 0  # the rest of a character
+        while not is_ascii and skipped < 3 and checked[skipped] & 0xC0 == 0x80:
+            skipped += 1
+        try:
+            is_last = position + len(checked) == source.n_bytes
+            codecs.utf_8_decode(checked[skipped:], "strict", is_last)
+        except UnicodeDecodeError as error:
+            return position + skipped + error.start, False, has_returns
+        is_ascii = False
+    return None, is_ascii, has_returns
+
+
+def _count_utf8(block: bytes) -> tuple[int, int]:
+    """Return how many bytes are not UTF-8, and how many characters of several bytes are."""
+    text = block.decode("utf-8", "surrogateescape")
+    n_bad = len(re.findall("[\udc80-\udcff]", text))
+    return n_bad, len(re.findall("[^\0-\x7f]", text)) - n_bad
+
+
+def _detect(sample: bytes, min_confidence: float = 0.0) -> str:
+    """Return the codec that a sample is most likely in, or "" if nothing is likely."""
+    from chardet import EncodingEra, detect  # slow to import
+
+    rare = EncodingEra.LEGACY_REGIONAL | EncodingEra.MAINFRAME
+    found = detect(sample, encoding_era=EncodingEra.ALL & ~rare)
+    name, confidence = found["encoding"], found["confidence"]
+    if not name or confidence < min_confidence:
+        return ""
+    try:
+        codec = codecs.lookup(name).name
+    except LookupError:
+        return ""
+    codec = _EXTENDED.get(codec, codec)
+    if codec.startswith("iso8859") and _decode_sample(sample, codec) == _decode_sample(sample):
+        codec = "cp1252"  # the more common one
+    return codec if _fits(sample, codec) else ""
+
+
+def _decode_sample(sample: bytes, codec: str = "cp1252") -> str:
+    return sample.decode(codec, "replace")
+
+
+def _detect_wide(head: bytes) -> str:
+    """Return which UTF-16 or UTF-32 a text without byte order mark has, or "" for other bytes."""
+    codec = _detect(head)
+    n_high = head[::2].count(0), head[1::2].count(0)  # zeros at even and odd positions
+    if codec.startswith("utf-16") and max(n_high) > 4 * min(n_high):
+        codec = "utf-16-be" if n_high[0] > n_high[1] else "utf-16-le"
+    return codec if codec.startswith(("utf-16", "utf-32")) and _fits(head, codec) else ""
+
+
+def _fits(sample: bytes, codec: str) -> bool:
+    """Return whether a sample, which may end within a character, is a text in an encoding."""
+    try:
+        text = codecs.getincrementaldecoder(codec)().decode(sample)
+    except UnicodeError:
+        return False
+    return not _CONTROL.search(text)
+
+
+def _is_sure(sample: bytes, codec: str) -> bool:
+    """Return whether a sample is long enough, and its parts, every nth line, look alike."""
+    if codec.startswith(("utf-16", "utf-32")):
+        return True
+    text = _decode_sample(sample, codec)
+    in_runs = sum(map(len, _LATIN_RUN.findall(text)))  # as of Hebrew taken for Latin
+    if len(sample) < _MIN_SAMPLE or in_runs > _MAX_IN_RUNS * len(_LATIN.findall(text)):
+        return False
+    lines, n_parts = sample.split(b"\n"), 2 if len(sample) < 2 * _LONG else 5
+    parts = [b"\n".join(lines[i::n_parts]) for i in range(n_parts)] if len(lines) > 1 else []
+    others = {_detect(part) for part in parts if not part.isascii()} - {codec}
+    return all(other and _decode_sample(sample, other) == text for other in others)

@@ -1,0 +1,438 @@
+"""The door of a corpus: every file, however it was named, becomes texts or rows by one rule.
+
+A file is unpacked, recognized by its first bytes and its name, and read as what it is: as a
+document, as rows, or as a text in some encoding. Plain UTF-8 with LF stays the file itself, and
+canonical JSON Lines too; the content of other files is converted into one temporary file.
+"""
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from tgen.config.reading import Reading
+from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
+from tgen.corpus.jsonl import contains_rows
+from tgen.corpus.sources import Source, Spool, read_stdin
+from tgen.errors import CorpusError
+from tgen.reports.number_format import count, format_bytes
+from tgen.storage import files
+
+if TYPE_CHECKING:
+    from tgen.corpus.archives import Bounds
+    from tgen.corpus.encodings import Encoding
+
+HEAD = 1 << 16  # bytes that tell what a file is
+_BINARY_HEAD = 1 << 13  # bytes of a text without NUL
+_JSON_HEAD = 1 << 20  # bytes that tell the form of its first row
+_BLOCK = 1 << 18  # bytes per read
+_MAX_LISTED = 8  # files in notes of one kind
+_MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
+_LOCK = "LOCK"  # file of a run
+_NUL_HINT = "name a text or a document; --as bytes trains on bytes as they are"
+
+OwnFiles = Callable[[Path], set[str]]
+Origin = Literal["name", "directory", "pattern"]
+
+
+@dataclass
+class ReadingReport:
+    """How the files of a corpus were read, and which were skipped."""
+
+    skipped: dict[str, str] = field(default_factory=dict)  # file -> reason
+    models: dict[str, None] = field(default_factory=dict)  # directories and files, in order
+    rows: Counter[str] = field(default_factory=Counter)  # by form
+    n_documents: int = 0
+    document_bytes: int = 0  # of text
+    left_out: Counter[str] = field(default_factory=Counter)  # of documents
+    encodings: Counter[str] = field(default_factory=Counter)  # texts by encoding
+    detected: dict[str, str] = field(default_factory=dict)  # file -> encoding
+    n_line_breaks: int = 0  # texts whose lines ended in CRLF or CR
+    unknown: list[str] = field(default_factory=list)  # notes on bytes that are not UTF-8
+    other: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Return lines for the user; none for plain texts and canonical rows."""
+        lines = [f"{count(n, 'row')}, read as {form}" for form, n in self.rows.items()]
+        if self.n_documents:
+            left_out = ", ".join(count(n, what) for what, n in self.left_out.items())
+            size = f"{count(self.n_documents, 'document')}, {format_bytes(self.document_bytes)}"
+            lines.append(f"{size} of text" + (f"; left out: {left_out}" if left_out else ""))
+        lines += [f"{count(n, 'text')}, {how}" for how, n in self.encodings.items()]
+        if self.n_line_breaks:
+            n = count(self.n_line_breaks, "text")
+            lines.append(f"{n} with CRLF or CR at the end of lines, read as LF")
+        lines += _shorten(self.unknown) + _shorten(self.other)
+        lines += _shorten([f"skipped {name}: {why}" for name, why in self.skipped.items()])
+        if self.models:
+            names, n_models = list(self.models), len(self.models)
+            more = f" and {n_models - _MAX_LISTED} more" if n_models > _MAX_LISTED else ""
+            what = "1 model or run" if n_models == 1 else f"{n_models} models and runs"
+            lines.append(f"skipped {what} in the corpus: {', '.join(names[:_MAX_LISTED])}{more}")
+        return lines
+
+
+def _shorten(lines: list[str]) -> list[str]:
+    n = len(lines) - _MAX_LISTED
+    return [*lines[:_MAX_LISTED], f"{count(n, 'more note')} of this kind"] if n > 1 else lines
+
+
+class BinaryError(CorpusError):
+    """A file has no text; `kind` says what it is."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__(f"{name} is {kind}, not text", _NUL_HINT)
+        self.kind = kind
+
+
+def open_sources(
+    paths: Sequence[str],
+    report: ReadingReport,
+    own_files: OwnFiles = lambda _: set(),
+    reading: Reading | None = None,
+    *,
+    known_encodings: dict[str, str] | None = None,
+    chat: bool = False,
+    keep_rows: bool = False,
+    stdin_head: bytes = b"",
+) -> Iterator[Source]:
+    """Open everything the paths name, in order; add to `report` how.
+
+    A file that cannot be read is an error if it is named, and skipped in directories, archives and
+    among the matches of patterns. `own_files` returns the names of the files of a model or a run in
+    a directory: below a directory or a pattern, a directory with such files is skipped; in itself,
+    only these files are. `known_encodings` are those detected earlier. With `keep_rows`, JSON and
+    CSV stay text; `chat`: rows of prompts and completions are conversations. `stdin_head` was read
+    from stdin before.
+
+    Without `reading`, only the names of files matter, as in runs that do not record how files are
+    read.
+    """
+    own_files = cache(own_files)
+    opener = _Opener(report, reading, known_encodings or {}, chat=chat, keep_rows=keep_rows)
+    try:
+        for path in paths:
+            for source, origin in _list_sources(path, report, own_files, stdin_head):
+                yield from opener.open(source, origin)
+    finally:
+        opener.close()
+
+
+def _list_sources(
+    path: str, report: ReadingReport, own_files: OwnFiles, stdin_head: bytes
+) -> Iterator[tuple[Source, Origin]]:
+    """Yield the files of a path, and how it names them."""
+    if path == "-":
+        yield read_stdin(stdin_head), "name"
+    elif Path(path).is_dir():
+        for file in _list_files(Path(path)):
+            if not _is_own(file, Path(path), report, own_files):
+                yield Source(str(file), file), "directory"
+    elif not Path(path).exists() and _has_wildcard(path):
+        matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
+        if not matches:
+            raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
+        base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
+        for match in matches:
+            if not _is_own(Path(match), base, report, own_files):
+                yield Source(match, Path(match)), "pattern"
+    else:
+        yield Source(path, Path(path)), "name"
+
+
+def _has_wildcard(path: str) -> bool:
+    return any(wildcard in path for wildcard in "*?[")
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Return the files below a directory that are not hidden; links to directories are not
+    followed. Raises CorpusError for a directory that cannot be read."""
+    found: list[Path] = []
+    for directory, folders, names in os.walk(folder, onerror=_raise_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(directory, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if file.is_file())
+
+
+def _raise_unreadable(error: OSError) -> NoReturn:
+    message = f"cannot read {error.filename}: {error.strerror}"
+    raise CorpusError(message, "make the directory readable, or name the other files") from None
+
+
+def _is_own(file: Path, base: Path, report: ReadingReport, own_files: OwnFiles) -> bool:
+    """Return whether a file below `base` is part of a model or a run, and add that to `report`."""
+    below = file.relative_to(base).parts
+    for depth, name in enumerate(below):
+        directory = base.joinpath(*below[:depth])
+        if (own := own_files(directory)) and (depth or name in own):
+            if file.name != _LOCK:  # of the run that reads this corpus, whose directory is new
+                report.models[str(directory)] = None
+            return True
+    return False
+
+
+class _Opener:
+    """Opens files one after the other; their converted content shares a temporary file."""
+
+    def __init__(
+        self,
+        report: ReadingReport,
+        reading: Reading | None,
+        known_encodings: dict[str, str],
+        *,
+        chat: bool,
+        keep_rows: bool,
+    ) -> None:
+        self._report, self._reading, self._known = report, reading or Reading(), known_encodings
+        self._by_name, self._chat, self._keep_rows = reading is None, chat, keep_rows
+        self._spool, self._used_converter = Spool(), False
+
+    def close(self) -> None:
+        """End the process that reads documents."""
+        if self._used_converter:
+            from tgen.documents.convert import close_converter
+
+            close_converter()
+
+    def open(self, source: Source, origin: Origin) -> Iterator[Source]:
+        """Yield the texts and rows of a file; skip one that is not named and cannot be read."""
+        try:
+            if self._by_name:
+                opened = [_open_by_name(source, origin)]
+            else:
+                name = "" if source.name == "-" else source.name
+                opened = self._read(source, name)
+        except CorpusError as error:
+            if origin == "name":
+                raise
+            self._skip(source.name, error)
+            return
+        yield from opened
+
+    def _skip(self, name: str, error: CorpusError) -> None:
+        if isinstance(error, BinaryError):
+            self._report.skipped[name] = error.kind
+        else:
+            reason = error.message.removeprefix(name).lstrip(": ").removeprefix("is ")
+            self._report.skipped[name] = reason
+
+    def _read(self, source: Source, name: str, bounds: "Bounds | None" = None) -> list[Source]:
+        """Return the texts and rows of a file that is called `name` where it was made."""
+        read_as = self._reading.read_as
+        head = source.read(0, HEAD)
+        if read_as == "bytes" or not head:
+            return [source]
+        kind = None if read_as in ("text", "rows") else _document_kind(name, head)
+        if read_as == "document" and kind is None and not _is_packed(head):
+            raise CorpusError(
+                f"{source.name} is not a document of a known format",
+                "remove --as document to read it as text",
+            )
+        if kind is not None:
+            return [self._read_document(source, kind, head)]
+        if unpacked := self._unpack(source, name, head, bounds):
+            return unpacked
+        if read_as != "text" and (kind := _table_kind(name, head)):
+            return [self._read_rows(source, kind)]
+        what = binary_kind(head[:_BINARY_HEAD], source.n_bytes)
+        if what is not None:
+            raise BinaryError(source.name, what)
+        return [self._read_text(source, name, head)]
+
+    def _unpack(
+        self, source: Source, name: str, head: bytes, bounds: "Bounds | None"
+    ) -> list[Source] | None:
+        """Return the texts and rows of a compressed file or an archive, None for other files."""
+        from tgen.corpus import archives
+
+        compression, archive = archives.compression_of(head), archives.archive_of(head)
+        is_binary = binary_kind(head[:_BINARY_HEAD], source.n_bytes) is not None
+        if not (compression or archive) or is_binary:
+            return None
+        bounds = bounds or archives.Bounds(source)
+        with bounds.nested():
+            if compression:
+                inner = archives.decompress(source, compression, self._spool, bounds)
+                return self._read(inner, archives.decompressed_name(name), bounds)
+            opened: list[Source] = []
+            for member, content in archives.members_of(source, archive, self._spool, bounds):
+                try:
+                    if isinstance(content, CorpusError):
+                        raise content
+                    opened += self._read(content, member, bounds)
+                except archives.ExpansionError:
+                    raise
+                except CorpusError as error:
+                    self._skip(archives.member_label(source.name, member), error)
+        return opened or [Source(source.name, b"")]
+
+    def _read_document(self, source: Source, kind: str, head: bytes) -> Source:
+        """Return the texts of a document."""
+        from tgen.documents.convert import convert_document
+
+        encoding = None
+        if b"\0" not in head[:_BINARY_HEAD] or head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            found = self._find_encoding(source)
+            self._count_encoding(source, found)
+            encoding = None if found.is_plain else _with_mark(found)
+        content: Path | files.RandomAccessFile | None = source.path
+        if content is None:
+            content = files.open_temporary(None)
+            for block in _blocks(source):
+                content.append(block)
+        self._used_converter = True
+        converted = convert_document(content, kind, name=source.name, encoding=encoding)
+        text = self._store(source.name, converted.spool)
+        self._report.n_documents += 1
+        self._report.document_bytes += text.n_bytes
+        self._report.left_out.update(converted.left_out)
+        return text
+
+    def _read_rows(self, source: Source, kind: str) -> Source:
+        """Return rows as canonical JSON Lines."""
+        from tgen.corpus.rows import convert_rows
+
+        reading = self._reading
+        converted = convert_rows(
+            source,
+            kind,
+            columns=reading.columns,
+            text_column=reading.text_column,
+            skip_bad_rows=reading.skip_bad_rows,
+            chat=self._chat,
+        )
+        if converted.spool is not None:
+            self._report.rows[converted.form] += converted.n_rows
+            rows = self._store(source.name, converted.spool)
+        else:
+            rows = source
+        rows.has_rows = True
+        self._report.other += [f"{source.name}: {note}" for note in converted.notes]
+        return rows
+
+    def _store(self, name: str, spool: files.RandomAccessFile) -> Source:
+        """Return the content of a temporary file, which is closed: each one needs a descriptor."""
+        return self._spool.store(name, _blocks(Source(name, spool)))
+
+    def _read_text(self, source: Source, name: str, head: bytes) -> Source:
+        """Return a text in UTF-8, or the rows in it."""
+        from tgen.corpus.encodings import Changes, decode, unknown_encoding
+
+        encoding = self._find_encoding(source)
+        if b"\0" in head[:_BINARY_HEAD] and encoding.is_plain and self._reading.read_as is None:
+            raise BinaryError(source.name, "binary data with NUL bytes")
+        text, kind, changes = source, None, Changes()
+        try:
+            if self._reading.read_as != "text" and not self._keep_rows:
+                begins_json = head.lstrip()[:1] in (b"[", b"{")
+                if begins_json or not encoding.is_plain:
+                    head = next(decode(source, encoding, Changes()), b"")
+                kind = _row_kind(name, head)
+            if self._reading.read_as == "rows":
+                kind = kind or "json lines"
+            if not encoding.is_plain or (kind is None and encoding.has_returns):
+                blocks = decode(source, encoding, changes, line_breaks=kind is None)
+                text = self._spool.store(source.name, blocks)
+        except UnicodeDecodeError:  # it looked like this encoding at first
+            encoding, text = unknown_encoding(source, encoding.codec), source
+        if encoding.is_plain and not changes.n_line_breaks:
+            text = source
+        if changes.n_replaced:
+            self._check_replaced(source, changes.n_replaced, encoding.codec)
+        self._count_encoding(source, encoding)
+        self._report.n_line_breaks += changes.n_line_breaks > 0
+        return text if kind is None else self._read_rows(text, kind)
+
+    def _check_replaced(self, source: Source, n: int, codec: str) -> None:
+        """Note bytes that the user's encoding lacks; raise CorpusError for too many."""
+        problem = f"{count(n, 'character')} of {source.name} cannot be read as {codec}"
+        if n > source.n_bytes * _MAX_REPLACED:
+            raise CorpusError(problem, "check the name that --encoding has")
+        self._report.other.append(f"{problem} and became U+FFFD")
+
+    def _find_encoding(self, source: Source) -> "Encoding":
+        from tgen.corpus.encodings import find_encoding
+
+        known = self._known.get(source.name, "")
+        return find_encoding(source, given=self._reading.encoding, known=known)
+
+    def _count_encoding(self, source: Source, encoding: "Encoding") -> None:
+        """Add what is known of a text's encoding to the report."""
+        if encoding.how:
+            self._report.encodings[f"{encoding.codec}, {encoding.how}"] += 1
+        if encoding.how == "as detected":
+            self._report.detected[source.name] = encoding.codec
+        if encoding.share:
+            guess = encoding.guess and f", perhaps {encoding.guess}"
+            self._report.unknown.append(
+                f"{encoding.share:.2%} of the bytes of {source.name} are not UTF-8 and stay as "
+                f"they are; if they are text in another encoding, add --encoding NAME{guess}"
+            )
+
+
+def _open_by_name(source: Source, origin: Origin) -> Source:
+    """Return a file as runs read it that do not record how: rows by name, anything else as it is.
+
+    Raises BinaryError for what they skip.
+    """
+    head = source.read(0, _BINARY_HEAD)
+    weights = binary_kind(head, source.n_bytes)
+    if origin == "pattern" and weights in (GGUF, SAFETENSORS):
+        raise BinaryError(source.name, weights)
+    if origin == "directory" and b"\0" in head:
+        raise BinaryError(source.name, "binary data with NUL bytes")
+    source.has_rows = contains_rows(source)
+    return source
+
+
+def is_plain_text(head: bytes) -> bool:
+    """Return whether the first `HEAD` bytes of stdin begin a text that stays as it is."""
+    from tgen.corpus.encodings import find_encoding
+
+    whole = head.decode("utf-8", "ignore").encode()  # the last character may be cut
+    encoding = find_encoding(Source("-", whole if head.startswith(whole) else head))
+    is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
+    is_other = b"\0" in head or _is_packed(head) or binary_kind(head, 0)
+    return is_text and not is_other and _document_kind("", head) is None
+
+
+def _blocks(source: Source) -> Iterator[bytes]:
+    for position in range(0, source.n_bytes, _BLOCK):
+        yield source.read(position, _BLOCK)
+
+
+def _with_mark(encoding: "Encoding") -> str:
+    """Return the codec that skips a byte order mark, if there is one."""
+    if not encoding.start:
+        return encoding.codec
+    return "utf-8-sig" if encoding.codec == "utf-8" else encoding.codec[:6]
+
+
+def _is_packed(head: bytes) -> bool:
+    from tgen.corpus.archives import archive_of, compression_of
+
+    return bool(compression_of(head) or archive_of(head))
+
+
+def _document_kind(name: str, head: bytes) -> str | None:
+    from tgen.documents.kinds import document_kind
+
+    return document_kind(name, head)
+
+
+def _row_kind(name: str, head: bytes) -> str | None:
+    from tgen.corpus.rows import row_kind
+
+    return row_kind(name, head)
+
+
+def _table_kind(name: str, head: bytes) -> str | None:
+    """Return the kind of a binary table, or None."""
+    is_binary = b"\0" in head or head.startswith((b"PAR1", b"ARROW1"))
+    kind = _row_kind(name, head) if is_binary else None
+    return kind if kind in ("parquet", "arrow") else None

@@ -1,0 +1,120 @@
+"""Texts in other encodings and with other line breaks: read right, or with an honest note."""
+
+import pytest
+
+from tgen import corpus
+from tgen.config.reading import Reading
+from tgen.corpus import encodings
+from tgen.corpus.encodings import Changes, decode, find_encoding
+from tgen.corpus.opening import ReadingReport, open_sources
+from tgen.corpus.sources import Source
+from tgen.errors import CorpusError, UsageError
+
+GERMAN = """Der Müller hört früh die Vögel über dem Fluß und öffnet das Tor.
+Zwölf Bäume stehen schräg am Ufer, größer als die Häuser der Straße.
+Später kommt ein Mädchen mit Körben voll süßer Äpfel und Nüsse.
+"""
+RUSSIAN = """Мельник рано слышит птиц над рекой и открывает ворота.
+Двенадцать деревьев стоят на берегу, они выше домов на улице.
+Потом приходит девочка с корзинами сладких яблок и орехов.
+"""
+JAPANESE = """粉屋は朝早く川の上の鳥の声を聞いて、門を開けます。
+十二本の木が岸に立っていて、通りの家よりも高いです。
+それから女の子が甘いりんごの籠を持ってやって来ました。
+"""
+CODECS = {
+    GERMAN: ["cp1252", "iso-8859-15", "mac-roman", "cp850"],
+    RUSSIAN: ["cp1251", "koi8-r", "mac-cyrillic", "cp866"],
+    JAPANESE: ["shift_jis", "euc-jp", "iso2022_jp"],
+}
+UNICODE = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+
+
+def read(path, content, **options):
+    path.write_bytes(content)
+    result = corpus.read([str(path)], reading=Reading(**options))
+    return b"".join(part[:] for document in result.documents for part in document), result.notes
+
+
+@pytest.mark.parametrize("text", [GERMAN, RUSSIAN, JAPANESE], ids=["de", "ru", "ja"])
+def test_encoding_is_detected_and_named(text, tmp_path):
+    for codec in CODECS[text] + UNICODE:
+        content, [note] = read(tmp_path / "text", text.encode(codec))
+        assert content.decode() == text, codec
+        assert note.startswith("1 text, ")
+
+
+def test_plain_text_is_the_file_itself(tmp_path):
+    for content in (GERMAN.encode(), b"plain\n\tascii \x1b[1mbold\x1b[0m a lone \r here\n"):
+        (tmp_path / "text").write_bytes(content)
+        source = Source("text", tmp_path / "text")
+        [opened] = open_sources([str(tmp_path / "text")], ReadingReport(), reading=Reading())
+        assert opened.path == tmp_path / "text"
+        assert find_encoding(source).is_plain
+        assert read(tmp_path / "text", content) == (content, [])
+
+
+def test_uncertain_bytes_stay_with_a_note(tmp_path):
+    for content in (b"caf\xe9", b"x" * 3000 + b"\xe9" + b"y" * 3000, "é".encode() * 500 + b"\xff"):
+        text, [note] = read(tmp_path / "text", content)
+        assert text == content
+        assert "are not UTF-8" in note
+        assert "--encoding NAME" in note
+
+
+def test_encoding_of_the_user_is_for_texts_that_are_not_utf8(tmp_path):
+    text, notes = read(tmp_path / "a", b"caf\xe9\x81", encoding="cp437")
+    assert (text.decode(), notes) == (
+        "caféü".replace("é", "Θ"),
+        ["1 text, cp437, as --encoding says"],
+    )
+    text, notes = read(tmp_path / "a", "café".encode(), encoding="cp437")
+    assert (text.decode(), notes) == ("café", ["1 text, utf-8, although --encoding is cp437"])
+    text, notes = read(tmp_path / "a", b"x" * 200 + b"\x81\xe9", encoding="cp1252")
+    assert text.decode() == "x" * 200 + "\ufffdé"
+    assert "1 character of" in notes[-1] or "1 character of" in notes[0]
+    with pytest.raises(CorpusError, match="cannot be read as ascii"):
+        read(tmp_path / "a", b"caf\xe9", encoding="ascii")
+    for name in ("no-such", "rot13", "idna", "a\0b"):
+        with pytest.raises(UsageError, match="encoding"):
+            Reading(encoding=name)
+
+
+def test_line_breaks_become_lf(tmp_path):
+    for content in (b"one\r\ntwo\r\n\r\nthree \r four\r\n", b"one\rtwo\r\rthree\r"):
+        text, [note] = read(tmp_path / "a", content)
+        is_old_mac = b"\n" not in content
+        assert text == content.replace(b"\r" if is_old_mac else b"\r\n", b"\n")
+        assert note == "1 text with CRLF or CR at the end of lines, read as LF"
+    assert read(tmp_path / "a", content, read_as="bytes") == (content, [])
+
+
+def test_blocks_change_nothing(monkeypatch, tmp_path):
+    contents = [
+        GERMAN.encode(),
+        GERMAN.replace("\n", "\r\n").encode("utf-16"),
+        b"\xef\xbb\xbfa\r\nb",
+    ]
+    contents += [JAPANESE.encode("iso2022_jp"), b"a\r\r\nb\rc"]
+    whole = [read(tmp_path / "a", content) for content in contents]
+    for size in (5, 7):
+        monkeypatch.setattr(encodings, "_BLOCK", size)
+        assert [read(tmp_path / "a", content) for content in contents] == whole
+
+
+def test_text_that_is_utf8_for_long_is_checked_in_parts(monkeypatch):
+    monkeypatch.setattr(encodings, "_BLOCK", 100)
+    monkeypatch.setattr(encodings, "_CHECKED", 10)
+    start = ("é" * 50 + "x" * 100).encode()
+    assert not find_encoding(Source("a", start + b"x" * 50 + b"\xff" + b"x" * 49)).share
+    assert find_encoding(Source("a", start + b"\xff" + b"x" * 99)).share == 1 / 300
+
+
+def test_wrong_detection_ends_in_a_note(monkeypatch, tmp_path):
+    content = GERMAN.encode("cp1252") + b"\x81" * 3  # not in cp1252
+    monkeypatch.setattr(encodings, "_SAMPLE", len(GERMAN))
+    text, [note] = read(tmp_path / "a", content)
+    assert text == content
+    assert "perhaps cp1252" in note
+    with pytest.raises(UnicodeDecodeError):
+        list(decode(Source("a", content), encodings.Encoding("cp1252"), Changes()))

@@ -1,0 +1,118 @@
+"""One rule for all files: what is named and cannot be read is an error, other files are skipped."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from tgen import corpus
+from tgen.config.reading import Reading
+from tgen.errors import CorpusError, UsageError
+from tgen.runs.run_record import RunRecord
+
+BINARY = {
+    "a.png": (b"\x89PNG\r\n\x1a\n\0\0", "a PNG picture"),
+    "b.jpg": (b"\xff\xd8\xff\xe0JFIF", "a JPEG picture"),
+    "c.txt": (b"\x7fELF\0", "an executable"),
+    "d": (b"SQLite format 3\0", "an SQLite database"),
+    "e.gguf": (b"GGUF\3\0\0\0", "a GGUF model"),
+    "f": (b"\x02\0\0\0\0\0\0\0{}", "a safetensors file"),
+    "g.pkl": (b"\x80\x04\x95\0", "a Python pickle"),
+    "h.bin": (b"abc\0def" * 9, "binary data with NUL bytes"),
+    "i.7z": (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+}
+
+
+def texts(*paths, **options):
+    result = corpus.read([*map(str, paths)], reading=Reading(**options))
+    return [part[:] for document in result.documents for part in document], result.notes
+
+
+def test_binary_file_is_an_error_if_named_and_skipped_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.md").write_bytes(b"OTTO said: ID3 and GIF8 are words")
+    for name, (content, kind) in BINARY.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CorpusError, match=f"{name} is {kind}, not text"):
+            texts(name)
+        for found in (".", "*"):
+            read, [note] = texts(found)
+            assert read == [b"OTTO said: ID3 and GIF8 are words"]
+            assert note == f"skipped {name}: {kind}"
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(CorpusError, match=f"- is {kind}"):
+            texts("-")
+        assert texts(name, read_as="bytes") == ([content], [])
+        (tmp_path / name).unlink()
+
+
+def test_many_notes_are_shortened(tmp_path):
+    (tmp_path / "text").write_bytes(b"text")
+    for i in range(30):
+        (tmp_path / f"{i:02}.png").write_bytes(b"\x89PNG\0")
+    _, notes = texts(tmp_path)
+    assert len(notes) == 9
+    assert notes[-1] == "22 more notes of this kind"
+
+
+def test_as_overrides_the_recognition(tmp_path):
+    rows = b'{"text": "a"}\n{"text": "b"}\n'
+    (tmp_path / "rows.jsonl").write_bytes(rows)
+    assert texts(tmp_path / "rows.jsonl")[0] == [b"a", b"b"]
+    assert texts(tmp_path / "rows.jsonl", read_as="text")[0] == [rows]
+    assert texts(tmp_path / "rows.jsonl", read_as="bytes")[0] == [rows]
+    (tmp_path / "page.html").write_bytes(b"<p>Words</p>\r\n")
+    assert texts(tmp_path / "page.html")[0] == [b"Words"]
+    assert texts(tmp_path / "page.html", read_as="text")[0] == [b"<p>Words</p>\n"]
+    (tmp_path / "page").write_bytes(b"Words")
+    with pytest.raises(CorpusError, match="not a document of a known format"):
+        texts(tmp_path / "page", read_as="document")
+    with pytest.raises(UsageError, match="no effect on bytes"):
+        Reading(read_as="bytes", encoding="cp1252")
+
+
+def test_document_in_another_encoding_is_decoded(tmp_path):
+    subtitles = "1\n00:00:01,000 --> 00:00:02,000\n%s\n\n"
+    lines = ["Größere Füße hören früh", "die schönen Vögel über", "dem großen Fluß für öde"]
+    content = "".join(subtitles % line for line in lines).encode("cp1252")
+    (tmp_path / "film.srt").write_bytes(content)
+    read, notes = texts(tmp_path / "film.srt", encoding="cp1252")
+    assert b" ".join(b"".join(read).split()).decode() == " ".join(lines)
+    assert "1 text, cp1252, as --encoding says" in notes
+
+
+def test_run_without_a_record_reads_bytes_by_name(tmp_path):
+    content = b"\xef\xbb\xbf<p>one</p>\r\ntwo\r\n"
+    for name in ("crlf.txt", "page.html", "table.csv", "list.json", "a.gz"):
+        (tmp_path / name).write_bytes(content)
+        read = corpus.read([str(tmp_path / name)], reading=None)
+        assert [*read.documents] == [(content,)]
+        assert not read.notes
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
+    assert len(corpus.read([str(tmp_path)], reading=None).documents) == 5
+    assert len(corpus.read([str(tmp_path / "*")], reading=None).documents) == 6
+    assert RunRecord.__dataclass_fields__["reading"].default is None
+
+
+def test_reading_survives_json():
+    for reading in (Reading(), Reading(columns=("a", "b"), encoding="cp1252", skip_bad_rows=True)):
+        assert Reading.from_dict(json.loads(json.dumps(vars(reading)))) == reading
+    for values in ({"read_as": "tea"}, {"encoding": "no-such"}):
+        with pytest.raises(UsageError):
+            Reading.from_dict(values)
+
+
+def test_detected_encodings_are_kept_for_a_resumed_run(tmp_path):
+    path = tmp_path / "short"
+    path.write_bytes("Größe\n".encode("cp1252"))
+    assert "not UTF-8" in corpus.read([str(path)]).notes[0]
+    read = corpus.read([str(path)], known_encodings={str(path): "cp1252"})
+    assert [*read.documents] == [("Größe\n".encode(),)]
+
+
+def test_text_of_a_prompt_file(tmp_path):
+    (tmp_path / "prompt").write_bytes('{"Größe": 1}\r\n'.encode("utf-16"))
+    text, notes = corpus.read_text(str(tmp_path / "prompt"))
+    assert text.decode() == '{"Größe": 1}\n'
+    assert notes[0] == "1 text, utf-16-le, by its byte order mark"
