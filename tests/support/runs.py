@@ -16,6 +16,7 @@ from tgen.storage.disk_array import Array
 RUN_JSON = '{"run_id": "1", "tokens": {"bytes": 0, "sha256": ""}}'  # enough to be one of tgen's
 
 # Without the first and last reports of a session.
+WITH_TIMES = ("LOCK", "log.jsonl", "manifest.json", "run.json", "README.md")
 TRAINED = ("StepReport", "EvalReport", "SampleReport")
 
 
@@ -71,7 +72,7 @@ def contents(out: Path) -> dict[str, str]:
     """Return the hashes of a run's files, without those that contain times."""
     hashes = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name not in ("LOCK", "log.jsonl", "manifest.json", "run.json"):
+        if path.is_file() and path.name not in WITH_TIMES:
             hashes[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes
 

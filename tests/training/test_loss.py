@@ -50,7 +50,7 @@ def test_derivatives_of_the_loss_by_the_scale_equal_autograds(monkeypatch, share
     nats = nats.sum() if loss_mask is None else nats[loss_mask].sum()
     (slope,) = torch.autograd.grad(nats, scale, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, scale)
-    torch.testing.assert_close(sums[1:], torch.stack([slope.detach(), curvature]))
+    torch.testing.assert_close(sums[1:3], torch.stack([slope.detach(), curvature]))
 
 
 def test_a_stored_bfloat16_head_is_widened_not_rounded_to():

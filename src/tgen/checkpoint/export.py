@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint import chat_template, model_dir, safetensors_file
+from tgen.checkpoint import chat_template, model_card, model_dir, safetensors_file
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
@@ -21,10 +21,17 @@ from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.config import GgufType
 from tgen.storage import files
+from tgen.version import __version__
 
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COPY_LIMIT = 64 << 20  # bytes
+_CARD_FIELDS = {  # of a GGUF file, by the field of a model card
+    "license": "general.license",
+    "license_name": "general.license.name",
+    "license_link": "general.license.link",
+    "base_model": "general.base_model.0.name",
+}
 
 
 def main_type(bundle: ModelBundle) -> GgufType:
@@ -82,8 +89,25 @@ def export_gguf(
             stored=stored,
             tokenizer_fields=tokenizer_fields,
             name=name,
+            fields=_card_fields(bundle, name),
             progress=progress,
         )
+
+
+def _card_fields(bundle: ModelBundle, name: str) -> dict[str, Any]:
+    """Return the fields of a GGUF file that describe a model, from its card."""
+    if not bundle.named_path.is_dir():
+        return {}
+    card = {
+        key: text.strip("\"'") for key, text in model_card.read_fields(bundle.named_path).items()
+    }
+    fields: dict[str, Any] = {"general.description": f"{name}, exported by tgen {__version__}"}
+    for key, field in _CARD_FIELDS.items():
+        if key in card:
+            fields[field] = card[key]
+    if "base_model" in card:
+        fields["general.base_model.count"] = 1
+    return fields
 
 
 def sorted_ends(bundle: ModelBundle) -> list[int]:
@@ -125,6 +149,9 @@ def export_transformers(
                 "weight_map": dict(sorted(weight_map.items())),
             }
             contents[f"{WEIGHTS}.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
+        card = model_card.exported(bundle.named_path, target)
+        if card is not None:
+            contents[model_card.FILE_NAME] = card
         for name in sorted(contents, key=lambda name: name == "config.json"):
             files.write_new(temporary / name, contents[name])
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import safetensors_file
+from tgen.checkpoint import model_card, safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
@@ -152,6 +152,7 @@ def build_metadata_files(
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **named,
+            "padding_side": "left",
             "model_max_length": config.context_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
@@ -254,7 +255,7 @@ def files_of_a_model(path: Path) -> list[str]:
         file.name
         for file in sorted(path.iterdir())
         if (file.name in _KNOWN_FILES or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
-    ]
+    ] + [model_card.FILE_NAME] * model_card.is_unedited(path)
 
 
 def _names_a_type(config: Path) -> bool:
@@ -280,7 +281,7 @@ def is_whole(path: Path) -> bool:
 def files_to_load(path: Path) -> list[str]:
     """Return the names of the files of a model or an adapter that tgen or transformers loads;
     none in other directories."""
-    names = files_of_a_model(path)
+    names = [name for name in files_of_a_model(path) if name != model_card.FILE_NAME]
     weights = is_whole(path) or any(path.glob("pytorch_model*.bin")) or any(path.glob("*.gguf"))
     return names if weights and {"config.json", ADAPTER_CONFIG} & {*names} else []
 

@@ -174,6 +174,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
     completing = "_TGEN_COMPLETE" in os.environ
     only_prints = not arguments or bool({"-h", "--help", "--version"} & set(arguments))
+    console.command_words[:] = arguments
     try:
         if arguments and only_prints:
             console.require_stdout()

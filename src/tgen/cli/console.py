@@ -10,6 +10,7 @@ from tgen.cli.streams import StdoutClosedError, discard_stdout, stderr, strip_li
 from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
+command_words: list[str] = []  # after `tgen`
 _MOMENT_SECONDS = 0.5
 _PROMPT_CHARACTERS = 60
 

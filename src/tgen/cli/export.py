@@ -49,6 +49,7 @@ def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> 
 
 def _not_only_a_model(path: Path) -> str:
     """Return what a file or directory contains besides a model; empty if nothing."""
+    from tgen.checkpoint import model_card
     from tgen.checkpoint.gguf.header import read_header
     from tgen.checkpoint.model_dir import files_of_a_model, is_whole
     from tgen.checkpoint.stored_models import ADAPTER_FILES
@@ -56,6 +57,8 @@ def _not_only_a_model(path: Path) -> str:
     if path.is_dir():
         known = {*files_of_a_model(path)} - {*ADAPTER_FILES}
         others = {entry.name for entry in path.iterdir()} - known
+        if is_whole(path) and model_card.read(path) is not None:
+            others -= {model_card.FILE_NAME}  # which stays
         shown = sorted(others, key=lambda name: (name == "config.json", name))[:5]
         if others:
             return f"contains other files: {', '.join(shown)}"

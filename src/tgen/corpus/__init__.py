@@ -8,7 +8,7 @@ from tgen.corpus.dataset import Batch, TokenDataset
 from tgen.corpus.documents import Corpus, Document, Documents, read, read_text
 from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
-from tgen.corpus.packing import PackedRows
+from tgen.corpus.packing import PackedRows, document_lengths
 from tgen.corpus.split import (
     MAX_VAL_BYTES,
     TrainValSplit,
@@ -38,6 +38,7 @@ __all__ = [
     "TrainValSplit",
     "begin_of_document",
     "count_bigrams",
+    "document_lengths",
     "ngram_tables",
     "overlap_fraction",
     "parse_conversation",

@@ -160,6 +160,15 @@ class PackedRows:
         return Batch(ids, *shifted)
 
 
+def document_lengths(tokens: Array, end_of_text: int) -> Indices:
+    """(d,): the tokens of each document, its end-of-text token included."""
+    ends, first = [np.zeros(1, np.int64)], 0
+    for block in blocks(tokens):
+        ends.append(np.flatnonzero(block == end_of_text) + first + 1)
+        first += len(block)
+    return np.diff(np.unique(np.concatenate([*ends, np.array([first])])))
+
+
 def assign_windows(lengths: Sequence[int], capacity: int) -> Indices:
     """(r,): the window of each row; `lengths` are decreasing and at most `capacity` tokens."""
     windows = np.zeros(len(lengths), np.int64)

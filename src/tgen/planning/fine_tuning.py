@@ -15,13 +15,14 @@ PATIENCE = 2  # evaluations
 _REFERENCE = 1.24e9  # parameters of the model that the rates were measured with
 _LORA_RATE, _MAX_LORA_RATE = 1e-3, 2e-3
 _RATE, _MAX_RATE = 1e-4, 3e-4
-_WARMUP, _MIN_WARMUP_STEPS = 0.05, 5
+_WARMUP, MIN_WARMUP_STEPS = 0.05, 5
 _FEWEST_ROWS, _FEWEST_ROWS_PER_STEP, _MOST_ROWS_PER_STEP = 50, 4, 32
 _EPOCHS = {  # at most, for 50, 500, 5,000 and 50,000 rows
     True: (12.0, 4.0, 3.0, 2.0),  # rows with targets, such as chats
     False: (10.0, 4.0, 2.0, 2.0),  # plain text
 }
 _MAX_EPOCHS = 12.0
+MAX_LESSON = 100  # answers that are learned one and all; training more of them so forgets too much
 _SMALL_MODEL = 1e8  # parameters; smaller models need more epochs to learn the facts in rows
 
 
@@ -63,7 +64,7 @@ def max_epochs(n_rows: int, *, has_rows: bool, n_parameters: float) -> float:
 
 def warmup_steps(steps: int) -> int:
     """Return 5% of the steps, at least 5 if there are enough."""
-    return min(max(_MIN_WARMUP_STEPS, round(_WARMUP * steps)), steps // 4)
+    return min(max(MIN_WARMUP_STEPS, round(_WARMUP * steps)), steps // 4)
 
 
 def explain_rate(train: TrainConfig) -> str:

@@ -133,6 +133,25 @@ def peak_bytes(
     return memory.total + _PROCESS_BYTES
 
 
+def fitting_context(
+    model: ModelConfig,
+    wanted: int,
+    memory: int | None,
+    *,
+    frozen: FrozenModel | None,
+    on_gpu: bool,
+) -> int:
+    """Return `wanted` tokens, or fewer if not even one window of them, with all activations
+    computed again, fits into half of `memory` (bytes; None: unknown)."""
+    train = ResolvedTrainConfig(batch_size=1, activation_checkpointing=True)
+    context = wanted
+    while memory is not None and context > 1:
+        if peak_bytes(model, train, context, frozen, on_gpu=on_gpu) <= memory / 2:
+            break
+        context -= -(-context // 8)
+    return context
+
+
 def _adapter_memory(
     model: ModelConfig,
     train: ResolvedTrainConfig,

@@ -8,7 +8,8 @@ from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params
-from tgen.planning.fine_tuning import WINDOW
+from tgen.planning.fine_tuning import MAX_LESSON, WINDOW
+from tgen.planning.memory import fitting_context
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
@@ -37,9 +38,17 @@ class PlanInputs:
     n_ranks: int = 1  # ranks that share a batch
     on_cpu: bool = False
     train_rows: int | None = None  # examples with targets, such as chats; None: plain text
+    longest_row: int = 0  # tokens of the longest prompt with its answer; 0: there are none
+    longest_text: int = 0  # tokens of the longest row, if all rows are texts
+    n_answers: int = 0  # to learn, where nothing is held out and all of the corpus is such rows
     general_tokens: int | None = None  # of the user's general text; None: the base model writes one
     source_optimizer: str | None = None  # that trained the base model; None: unknown
     frozen: FrozenModel | None = None  # the base model of an adapter; None: all is trained
+
+    @property
+    def is_lesson(self) -> bool:
+        """Whether the corpus is a few answers to learn, in as many epochs as that takes."""
+        return 0 < self.n_answers <= MAX_LESSON
 
     def speed(self, precision: Precision) -> float:
         """Return the FLOP/s of all ranks with products in this precision."""
@@ -90,24 +99,27 @@ def choose_model(
     size, why_size = (size, EXPLICIT) if size else _choose_size(train, inputs, family)
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}", f"choose one of {', '.join(SIZES)}")
-    context, why_context = _choose_context(SIZES[size], fields, inputs)
     shape: dict[str, Any] = {"tied_embeddings": False} if family in _UNTIED else {}
-    shape |= {**SIZES[size], **fields, "context_length": context}
-    model = ModelConfig.of(family, **shape, vocab_size=inputs.vocab_size)
+    shape |= {**SIZES[size], **fields, "vocab_size": inputs.vocab_size}
+    context, why_context = _choose_context(ModelConfig.of(family, **shape), fields, inputs)
+    model = ModelConfig.of(family, **shape | {"context_length": context})
     return ModelChoice(size, why_size, model, context, why_context)
 
 
 def keep_model(model: ModelConfig, *, fields: Mapping[str, Any], inputs: PlanInputs) -> ModelChoice:
     """Choose the windows to fine-tune `model` with: its context length or fewer tokens."""
     wanted = fields.get("context_length", min(model.context_length, WINDOW))
+    why = "at most the base model's context length"
+    if "context_length" not in fields and inputs.longest_row > wanted:
+        wanted = min(inputs.longest_row, model.context_length)
+        wanted, why = _fit_row(wanted, model, inputs)
     for name, value in fields.items():
         if name != "context_length" or value > model.context_length:
             hint = "remove it: fine-tuning keeps the model's architecture"
             if name == "context_length":
                 hint = f"set context_length to at most {model.context_length}, that of the model"
             raise UsageError(f"--set {name}={value} cannot be combined with --from", hint)
-    context = min(wanted, inputs.train_tokens - 1)
-    why = "at most the base model's context length"
+    context = min(wanted, max(inputs.train_tokens - 1, inputs.longest_row))
     return ModelChoice("unchanged", "that of the base model", model, context, why)
 
 
@@ -140,12 +152,14 @@ def _choose_size(train: TrainConfig, inputs: PlanInputs, family: str) -> tuple[s
 
 
 def _choose_context(
-    shape: Mapping[str, int], fields: Mapping[str, Any], inputs: PlanInputs
+    model: ModelConfig, fields: Mapping[str, Any], inputs: PlanInputs
 ) -> tuple[int, str]:
-    """Return a new model's context length and the reason."""
+    """Return a new model's context length and the reason; `model` has the default of its size."""
     longest = inputs.train_tokens - 1
     if inputs.train_rows is not None:  # windows are filled up
         return fields["context_length"], "for whole rows"
+    if inputs.n_answers:  # windows are filled up
+        longest = max(longest, fields.get("context_length", 0))
     if "context_length" in fields:
         wanted: int = fields["context_length"]
         if wanted > longest:
@@ -155,8 +169,21 @@ def _choose_context(
                 f"set context_length to at most {longest}",
             )
         return wanted, EXPLICIT
-    wanted = shape["context_length"]
+    wanted = model.context_length
     limit = max(1, min(longest, inputs.train_tokens // 8))
-    if limit < wanted:
+    if min(inputs.longest_text, wanted) > limit:
+        return min(inputs.longest_text, wanted, longest), "the longest row"
+    if inputs.longest_row > (wanted if inputs.n_answers else min(wanted, limit)):
+        return _fit_row(inputs.longest_row, model, inputs)
+    if limit < wanted and not inputs.n_answers:
         return limit, f"an eighth of the {inputs.train_tokens:,} training tokens"
     return wanted, "default of the size"
+
+
+def _fit_row(wanted: int, model: ModelConfig, inputs: PlanInputs) -> tuple[int, str]:
+    """Return a context of `wanted` tokens for the longest row, or what fits into memory."""
+    memory = inputs.rank_memory if inputs.memory is None else inputs.memory
+    context = fitting_context(model, wanted, memory, frozen=inputs.frozen, on_gpu=not inputs.on_cpu)
+    if context < wanted:
+        return context, f"more does not fit into memory; the longest row has {wanted:,} tokens"
+    return context, "the longest row"

@@ -53,6 +53,7 @@ class Plan:
     general_tokens: int = 0  # of these or of the user's text
     generated_tokens: int = MAX_GENERATED_TOKENS  # limit for a sample
     evaluated_tokens: int | None = None  # limit for each evaluation; None: no limit
+    ends_when_learned: bool = False  # once every answer is reproduced: see early_stopping
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -125,6 +126,7 @@ def make_plan(
         ),
         budget.tokens_per_second,
         **budget.side_work._asdict(),
+        ends_when_learned=inputs.n_answers > 0 and inputs.longest_row <= run.context,
         choices=choices,
         notes=_notes(config, run, budget, n_more),
     )

@@ -45,7 +45,6 @@ from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
 
 _MAX_TEMPLATE_BYTES = 1 << 20
-_LONG_WINDOW = 1024  # tokens: longer rows are cut unless the user sets context_length
 _SHORT_WINDOW = 32  # tokens
 _SHOWN = 100  # characters of a system message
 
@@ -66,18 +65,19 @@ def prepare_rows(
     config: TrainConfig,
     *,
     context_length: int | None,
+    longest: int,
     max_bytes: int,
     folder: Path | None,
 ) -> Generator[PhaseReport, None, PreparedText]:
     """Split and tokenize conversations, and close the corpus.
 
     Without a `source` to fine-tune, the tokenizer is a new one, and the template is the plain one
-    unless the user names another. `context_length` is the user's. Raise CorpusError for a row that
-    the template does not accept or if no row fits into a window, ModelError if there is no
-    template.
+    unless the user names another. `context_length` is the user's, `longest` the most tokens of a
+    row without it. Raise CorpusError for a row that the template does not accept or if no row fits
+    into a window, ModelError if there is no template.
     """
     check_no_bpe_dropout(config)
-    limit = context_length or _LONG_WINDOW
+    limit = context_length or longest
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
         train = corpus.split_rows(text, config.val_fraction).train
@@ -203,6 +203,7 @@ def tokenize_rows(
         question[-1]["content"].encode("utf-8", "surrogateescape"),
         chat=chat_record,
         context_length=max([*train.lengths, *val.lengths]) - 1,
+        n_answers=len(train.lengths),
     )
 
 

@@ -31,6 +31,7 @@ from tgen.machine.device import (
 )
 from tgen.model.precision import computes_bfloat16
 from tgen.planning.costs import MeasuredStep, matmul_params, n_parameters, step_seconds
+from tgen.planning.memory import fitting_context
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.planning.scaling import scaling_report
@@ -41,7 +42,7 @@ from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
 from tgen.runs.output_folder import own_files
 from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
-from tgen.runs.tokenizing import PreparedText, join_documents, prepare_texts
+from tgen.runs.tokenizing import PreparedText, hold_out, join_documents, prepare_texts, row_lengths
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
@@ -51,8 +52,11 @@ from tgen.version import __version__
 
 _BASELINE_BYTES_PER_SECOND = 5e5
 _BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
+_MIN_BASELINE_BYTES = 1000  # held out
 _MIN_COMPILED_MINUTES = 3
 _MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10%
+_LESSON_STEP_SECONDS = 1.0  # for answers that are soon learned
+_LONG_WINDOW = 1024  # tokens of a conversation for a new model
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
 
 
@@ -110,16 +114,13 @@ class PreparedRun:
         return corpus.ngram_tables(self.tokens["train"], max_bytes=max_bytes)
 
     def dataset(self) -> TokenDataset | PackedRows:
-        """Return the tokens as batches."""
+        """Return the tokens as batches, with whole rows if these are conversations or answers to
+        learn; BPE-dropout needs windows of a stream."""
         plan = self.record.plan
+        if self.answers is not None and not plan.train.bpe_dropout:
+            return self.answers
         if self.record.chat is not None:
-            return PackedRows(
-                **self.tokens,
-                val_bytes=self.record.held_out_bytes,
-                context_length=plan.context_length,
-                batch_size=plan.train.batch_size,
-                seed=plan.train.seed,
-            )
+            return self._packed_rows(self.tokens)
         return TokenDataset(
             **self.tokens,
             end_of_text=self.tokenizer.end_of_text,
@@ -131,6 +132,29 @@ class PreparedRun:
             seed=plan.train.seed,
         )
 
+    @cached_property
+    def answers(self) -> PackedRows | None:
+        """The rows whose answers end the run once they are learned; None: it ends otherwise."""
+        record, tokens = self.record, self.tokens
+        if record.held_out_bytes or not record.plan.ends_when_learned:
+            return None
+        if record.chat is None:
+            lengths, all_rows = row_lengths(tokens, self.tokenizer)
+            if not all_rows or lengths.max() > record.plan.context_length:  # of another corpus
+                return None
+            nothing = {"val_loss_mask": np.zeros(0, np.bool_), "val_lengths": lengths[:0]}
+            tokens = {**tokens, **nothing, "train_lengths": lengths}
+        return self._packed_rows(tokens)
+
+    def _packed_rows(self, tokens: Mapping[str, Array]) -> PackedRows:
+        return PackedRows(
+            **tokens,
+            val_bytes=self.record.held_out_bytes,
+            context_length=self.record.plan.context_length,
+            batch_size=self.record.plan.train.batch_size,
+            seed=self.record.plan.train.seed,
+        )
+
     def environment(self) -> dict[str, Any]:
         """Return the versions and the hardware that exact results depend on."""
         return {
@@ -140,6 +164,16 @@ class PreparedRun:
             **describe_device(self.device),
             "ranks": distributed.ranks().world_size,
         }
+
+
+def _longest_window(base: Base, device: Device) -> int:
+    """Return the most tokens of a conversation: for a base model, as many as memory and its context
+    allow."""
+    if base.config is None:
+        return _LONG_WINDOW
+    memory = None if distributed.launched() else memory_bytes(device)
+    wanted, on_gpu = base.config.context_length, device.type != "cpu"
+    return fitting_context(base.config, wanted, memory, frozen=base.frozen, on_gpu=on_gpu)
 
 
 class _Machine(NamedTuple):
@@ -175,6 +209,7 @@ def prepare(
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
     max_bytes = usable_bytes(request.size, config, fastest, base.config)
     documents = yield from _open_corpus(request, config)
+    config, few_rows = hold_out(documents, config)
     if not distributed.is_rank_zero():
         documents.close()
         return _broadcast(None, device, base)
@@ -185,6 +220,7 @@ def prepare(
             documents,
             config,
             context_length=model_fields.get("context_length"),
+            longest=_longest_window(base, device),
             max_bytes=max_bytes,
             folder=folder,
         )
@@ -196,11 +232,13 @@ def prepare(
     plan, inputs = yield from _make_plan(
         request, config, model_fields, machine, base, text, started_at
     )
-    notes = [*(base.bundle.warnings if base.bundle else ()), *text.notes, *plan.notes]
+    notes = [*(base.bundle.warnings if base.bundle else ()), *few_rows, *text.notes, *plan.notes]
     baseline_text = text.comparable
     if baseline_text is not None and not _fits_baselines(baseline_text, config):
         baseline_text = None
         notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
+    elif baseline_text is not None and baseline_text.val.n_bytes < _MIN_BASELINE_BYTES:
+        baseline_text = None  # too few bytes to compare anything on
     general = base.general
     if inputs.general_tokens is not None:
         general = cut_general(general, inputs.general_tokens, plan.general_tokens)
@@ -281,6 +319,9 @@ def _make_plan(
         train_tokens=len(text.tokens["train"]),
         val_tokens=len(text.tokens["val"]),
         train_rows=text.n_examples,
+        longest_row=text.longest_row,
+        longest_text=text.longest_text,
+        n_answers=0 if text.held_out_bytes or config.loss_on == "all" else text.n_answers,
         # Whole rows have no BPE-dropout.
         has_merges=text.chat is None and bool((text.tokenizer.merge_pairs >= 0).any()),
         flops_per_second=machine.speed,
@@ -348,6 +389,7 @@ def _record(
         begin_of_text=text.begin_of_text,
         reading=request.reading,
         detected_encodings=documents.detected_encodings,
+        command=request.command,
     )
 
 
@@ -383,8 +425,9 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
     too_long = plan.train.compile or MIN_STEPS * estimate > 2 * seconds
     if plan.train.steps is not None or too_long:
         return None
+    limit = _LESSON_STEP_SECONDS if inputs.is_lesson else _MAX_STEP_SECONDS
     try:
-        return measure_step(plan.model, plan.train, seconds=min(_MAX_STEP_SECONDS, seconds))
+        return measure_step(plan.model, plan.train, seconds=min(limit, seconds))
     except DivergedError as error:
         raise TrainingError(
             error.message, f"set lower learning rates than {plan.train.rates}"

@@ -212,6 +212,7 @@ class RunRequest:
         needs="dry_run",
         needs_hint=_MANY_RANKS,
     )
+    command: list[str] = field(default_factory=list)  # words after `tgen`, for the model card
     began: float | None = None  # start of the time budget by time.monotonic; None: now
 
     def __post_init__(self) -> None:

@@ -327,7 +327,7 @@ def tokenize_new_corpus(
         )
     again = yield from _tokenize_again(out, text, record, tokenizer)
     n_tokens = len(again.tokens["train"])
-    is_short = n_tokens <= record.plan.context_length
+    is_short = n_tokens <= record.plan.context_length and not record.plan.ends_when_learned
     if record.chat is None and (is_short or again.train_bytes == 0):
         raise CorpusError(
             f"the new corpus is too short ({n_tokens:,} training tokens; the run in "

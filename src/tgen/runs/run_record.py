@@ -132,6 +132,7 @@ class RunRecord:
     exact_epochs: Literal[True]  # each token is a target once per epoch
     adapter: AdapterRecord | None = None  # of a LoRA run
     general_bits_per_byte: float | None = None  # of the general text, before fine-tuning
+    command: list[str] = field(default_factory=list)  # words after `tgen`; none from Python
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
     reading: Reading | None = None  # how files are read; None: as before it was recorded
     detected_encodings: dict[str, str] = field(default_factory=dict)  # by file

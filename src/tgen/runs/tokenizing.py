@@ -1,10 +1,13 @@
 """Split, sample and tokenize a corpus of texts; PreparedText is for conversations, too."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tgen import corpus
 from tgen.checkpoint import model_dir
@@ -25,6 +28,7 @@ from tgen.tokenizer import Tokenizer, make_tokenizer
 _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
+_FEW_ROWS, _FEW_ROW_BYTES = 8, 1 << 12  # if fewer of both would be held out, nothing is
 _PARALLEL_BYTES = 1 << 24  # from this size on, several processes are faster
 TOKENIZER_BYTES = 1 << 23  # text to train a tokenizer on
 _PROMPT_BYTES = 1 << 16  # start of a document, to choose the sample prompt from
@@ -50,6 +54,9 @@ class PreparedText(NamedTuple):
     chat: ChatRecord | None = None
     context_length: int | None = None  # of conversations: tokens of a window
     inherited: InheritedSettings | None = None  # from the model to fine-tune
+    longest_row: int = 0  # tokens of the longest prompt with its answer
+    longest_text: int = 0  # tokens of the longest row, if all rows are texts
+    n_answers: int = 0  # if all of the training split is such rows; otherwise 0
 
     @property
     def n_examples(self) -> int | None:
@@ -86,13 +93,42 @@ class PhaseProgress:
                 yield replace(self._start, fraction_done=fraction, seconds_left=left)
 
 
+def hold_out(text: Corpus, config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """Return the config that holds nothing out, and a note, if the corpus has so few rows that
+    those held out would say little; a `val_fraction` that the user sets counts."""
+    documents = text.documents
+    is_row = bool(documents.table.is_row(documents.numbers).all()) or text.is_chat
+    n_val = len(documents) * config.val_fraction
+    is_large = documents.n_bytes * config.val_fraction >= _FEW_ROW_BYTES
+    if not is_row or is_large or n_val >= _FEW_ROWS or "val_fraction" in config.changed:
+        return config, []
+    n_rows = count(len(documents), "row")
+    note = f"{n_rows} are too few to hold any out: all are trained on (see --val-fraction)"
+    return replace(config, val_fraction=0.0), [note]
+
+
+def row_lengths(
+    tokens: Mapping[str, Array], tokenizer: Tokenizer
+) -> tuple[NDArray[np.int64], bool]:
+    """Return the tokens of each prompt with its completion (r,), and whether the training split has
+    them and nothing else; none for a tokenizer without an end-of-text token."""
+    mask, end = tokens.get("train_loss_mask"), tokenizer.end_of_text
+    if mask is None or end is None:
+        return np.zeros(0, np.int64), False
+    lengths = corpus.document_lengths(tokens["train"], end)
+    starts = (lengths.cumsum() - lengths).tolist()
+    is_row = ~np.array([bool(mask[start : start + 1][0]) for start in starts], np.bool_)
+    return lengths[is_row], bool(is_row.all())
+
+
 def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValSplit:
     """Split a corpus, and sample about `max_bytes` of the training split."""
     notes = [*text.notes]
     split = corpus.split_train_val(text, config.val_fraction)
     if not split.val or not split.train:
         split = TrainValSplit(text.documents, min(split.train, split.val, key=len))
-        notes.append("no validation split: the last weights are saved, not the best")
+        small = "the corpus is too small to hold any of it out, so " if config.val_fraction else ""
+        notes.append(f"{small}no validation split: the last weights are saved, not the best")
     if split.n_dropped:
         notes.append(
             f"copies of validation documents dropped: {split.n_dropped:,} "
@@ -140,6 +176,7 @@ def prepare_texts(
 
     Raise CorpusError if nothing is to be learned.
     """
+    is_row = text.documents.table.is_row(text.documents.numbers)
     split = split_corpus(text, config, max_bytes)
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
@@ -165,6 +202,11 @@ def prepare_texts(
         prepared.notes.append(f"{what}: name one in tokenizer_config.json beside it (eos_token)")
     has_mask = not {"train_loss_mask", "val_loss_mask"}.isdisjoint(prepared.tokens)
     n_tokens = len(prepared.tokens["train"])
+    lengths, all_rows = row_lengths(prepared.tokens, tokenizer)
+    longest_text = 0
+    if is_row.all() and not len(lengths) and tokenizer.end_of_text is not None:
+        texts = corpus.document_lengths(prepared.tokens["train"], tokenizer.end_of_text)
+        longest_text = int(texts.max(initial=0))
     return prepared._replace(
         sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
         tokenizer_choice=choice,
@@ -172,6 +214,9 @@ def prepare_texts(
         whole_tokens=round(n_tokens * split.all_train_bytes / split.train.n_bytes),
         comparable=split if split.val and not has_mask else None,
         inherited=None if source is None else model_dir.inherited_settings(source),
+        longest_row=int(lengths.max(initial=0)),
+        longest_text=longest_text,
+        n_answers=len(lengths) if all_rows else 0,
     )
 
 

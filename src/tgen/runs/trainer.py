@@ -29,6 +29,7 @@ from tgen.runs import saved_state as run_state
 from tgen.runs import tensorboard
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
 from tgen.runs.closing import final_reports
+from tgen.runs.model_card import save_card
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
 from tgen.runs.samples import sample
@@ -55,6 +56,7 @@ class Trainer:
         self.out, self.prepared, self.log, self.stopped = out, prepared, log, stopped
         self.dataset = prepared.dataset()
         self.has_val = self.dataset.val_bytes > 0
+        self.answers = prepared.answers
         self.saver = CheckpointSaver(
             out,
             log,
@@ -139,7 +141,8 @@ class Trainer:
     def _train(self, state: TrainState) -> Iterator[tuple[list[RunReport], Save | None]]:
         """Yield reports and the save to make after them, until the run ends or must roll back."""
         progress, config = state.progress, self.prepared.record.plan.train
-        for report in train(state.model, self.dataset, config, state):
+        evaluates = self.has_val or self.answers is not None
+        for report in train(state.model, self.dataset, config, state, answers=self.answers):
             if isinstance(report, DoneReport):
                 yield [], partial(self._save_final, state, model=not self.has_val)
                 reports = final_reports(self.out, self.prepared, self.dataset, report, state)
@@ -149,11 +152,12 @@ class Trainer:
                         yield [final_report], None
                     else:
                         final.append(final_report)
+                self._save_card(final)
                 yield final, partial(self._save_final, state, model=False)
                 return
             is_due = evaluation_is_due(progress, config)
             is_sound = progress.consecutive_skips == 0
-            if isinstance(report, StepReport) and is_due and self.has_val:
+            if isinstance(report, StepReport) and is_due and evaluates:
                 yield [report, *self._phase("evaluating")], None  # save the state after it
                 continue
             if is_due:
@@ -173,8 +177,15 @@ class Trainer:
                     has_model = distributed.broadcast(is_model_directory(self.out))
                     model = not self.has_val or not has_model  # save an early model if none exists
                     save = partial(self._save_final, state, model=model)
+                self._save_card([done])
                 yield [replace(done, out=str(self.out))], save
                 return
+
+    def _save_card(self, reports: list[RunReport]) -> None:
+        """Write the model card; on a full disk, the save after it raises or retries."""
+        with suppress(OSError, TgenError):
+            if distributed.is_rank_zero() and is_model_directory(self.out):
+                save_card(self.out, self.prepared.record, reports)
 
     def _phase(self, name: str) -> list[RunReport]:
         """Return the report of a phase between steps if such phases are long."""

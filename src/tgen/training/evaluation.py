@@ -55,15 +55,15 @@ def loss_and_derivatives(
     *,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """Return (3,): `cross_entropy` of logits times `logit_scale`, and its first and second
-    derivative with respect to the scale: sums of E[z] - z_target and Var[z] of the logits z under
-    the softmax."""
+    """Return (4,): `cross_entropy` of logits times `logit_scale`, its first and second derivative
+    with respect to the scale, sums of E[z] - z_target and Var[z] of the logits z under the softmax,
+    and the number of targets that are not the most likely token."""
     if not torch.is_autocast_enabled(x.device.type):
         weight = weight.to(x.dtype)  # once, and never rounded to a stored dtype
     if loss_mask is not None and not loss_mask.all():
         x, targets = x[loss_mask], targets[loss_mask]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    sums = x.new_zeros(3, dtype=dtype)
+    sums = x.new_zeros(4, dtype=dtype)
     size = max(_MIN_ROWS, _CHUNK // len(weight))
     for i in range(0, len(x), size):
         logits = stored_product(x[i : i + size], weight).to(dtype)
@@ -74,7 +74,7 @@ def loss_and_derivatives(
         nats = total.log() - logit_scale * target
         mean = weighted.mul_(logits).sum(1, keepdim=True) / total
         square = weighted.mul_(logits).sum(1, keepdim=True) / total
-        sums += torch.cat([nats, mean - target, square - mean**2], 1).sum(0)
+        sums += torch.cat([nats, mean - target, square - mean**2, target < 0], 1).sum(0)
     return sums
 
 
@@ -124,8 +124,9 @@ class _ChunkedLoss(torch.autograd.Function):
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
-# Loss in nats, its derivatives with respect to the logits' scale, and number of target tokens.
-WindowLoss = tuple[float, float, float, int]
+# Loss in nats, its derivatives with respect to the logits' scale, targets that are not the most
+# likely token, and number of target tokens.
+WindowLoss = tuple[float, float, float, float, int]
 
 _MAX_PARTS = 64  # of an evaluation
 _MAX_SCALE_STEP = 1.25  # of the logits, from one evaluation to the next
@@ -214,8 +215,8 @@ class LossModule(nn.Module):
     def forward(
         self, batch: DeviceBatch, *, per_window: bool = False, logit_scale: float = 1.0
     ) -> Tensor:
-        """Return (): the sum of the losses of the batch, nats; `per_window`: (B, 3), the sum of
-        each window and its derivatives, see `loss_and_derivatives`."""
+        """Return (): the sum of the losses of the batch, nats; `per_window`: (B, 4), the sums
+        of each window, see `loss_and_derivatives`."""
         self.model.reserve_positions(batch.tokens.shape[1] - 1)  # outside of compiled code
         if not per_window and self._compiled is not None:
             if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
@@ -280,7 +281,7 @@ def _summarize(
     losses = [window for group in groups for window in group]
     if not losses:  # the text is too short for one window
         return Evaluation(0.0, 0.0, None, [], logit_scale)
-    nats, first, second, n_tokens = np.array(losses).T
+    nats, first, second, _, n_tokens = np.array(losses).T
     loss = float(nats.sum() / n_tokens.sum())
     bits_per_nat = 1 / math.log(2) / bytes_per_token
     # Neighboring windows are similar, so that single windows would make the error too small.
@@ -312,8 +313,29 @@ def _newton_step(scale: float, first: float, second: float) -> float:
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
     """Return the loss on training text, nats per token; for a single rank."""
     windows = ((group, True) for group in batches.train_windows(max_tokens))
-    losses = np.concatenate([np.zeros((0, 4)), *_window_losses(LossModule(model), windows)])
+    losses = np.concatenate([np.zeros((0, 5)), *_window_losses(LossModule(model), windows)])
     return float(losses[:, 0].sum() / max(1.0, losses[:, -1].sum()))
+
+
+def count_exact(loss_module: LossModule, rows: Batches, *, max_tokens: int) -> tuple[int, int]:
+    """Return how many of the training rows, one per window, have only most likely target tokens,
+    so that greedy decoding reproduces them, and how many were evaluated; ranks share them.
+
+    After `max_tokens`, the first batch with a wrong row is the last that is evaluated.
+    """
+    n_exact = n_rows = n_tokens = 0
+    windows = _shard_windows(rows.train_windows(sys.maxsize))
+    while groups := list(islice(windows, 1)):
+        local = _window_losses(loss_module, groups)
+        losses = [
+            loss for part in distributed.all_gather(local) for group in part for loss in group
+        ]
+        n_exact += sum(misses == 0 for *_, misses, _ in losses)
+        n_rows += len(losses)
+        n_tokens += sum(n for *_, n in losses)
+        if n_tokens >= max_tokens and n_exact < n_rows:
+            break
+    return n_exact, n_rows
 
 
 def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:

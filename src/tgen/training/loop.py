@@ -11,14 +11,22 @@ from torch import Tensor
 
 from tgen import distributed
 from tgen.config.training import ResolvedTrainConfig
+from tgen.corpus import PackedRows
 from tgen.errors import DivergedError
 from tgen.machine.memory import retain_freed_memory
 from tgen.machine.openmp_wait import other_cpus
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
-from tgen.reports.training import DoneReport, EvalReport, StepReport
-from tgen.training.early_stopping import record_evaluation
-from tgen.training.evaluation import Batches, count_targets, evaluate, split, to_device
+from tgen.reports.training import AnswersReport, DoneReport, EvalReport, StepReport
+from tgen.training.early_stopping import has_learned, record_answers, record_evaluation
+from tgen.training.evaluation import (
+    Batches,
+    count_exact,
+    count_targets,
+    evaluate,
+    split,
+    to_device,
+)
 from tgen.training.schedule import (
     end_in_time,
     in_decay,
@@ -39,15 +47,17 @@ def train(
     config: ResolvedTrainConfig,
     state: TrainState,
     *,
+    answers: PackedRows | None = None,
     clock: Callable[[], float] = distributed.clock,
-) -> Iterator[StepReport | EvalReport | DoneReport]:
+) -> Iterator[StepReport | EvalReport | AnswersReport | DoneReport]:
     """Train from `state` to the end of the schedule; the caller may stop at any yield.
 
     With `config.minutes` the clock decides the step at which the learning rate starts to decay;
     the state stores it, so that a resumed run repeats it. A step whose gradient is not finite
     changes nothing. Raises DivergedError after three such steps in a row, or for a validation loss
     that is not finite. Ends without a DoneReport where early stopping requires the best checkpoint
-    (`progress.restore_best`). All ranks report and decide the same.
+    (`progress.restore_best`), and early with one once all `answers` are learned. All ranks report
+    and decide the same.
     """
     if _device(model).type == "cpu":
         retain_freed_memory()
@@ -88,6 +98,9 @@ def train(
         if due and batches.val_bytes > 0:
             yield _evaluation(batches, config, state)
             progress.evaluation_seconds = clock() - started - progress.seconds
+        elif due and answers is not None:
+            yield _check_answers(answers, config, state)
+            progress.evaluation_seconds = clock() - started - progress.seconds
         synced_at = clock()
     if progress.restore_best:
         progress.seconds = clock() - started
@@ -101,6 +114,7 @@ def done_report(progress: Progress, batches: Batches, *, finished: bool) -> Done
         step=progress.step,
         finished=finished,
         stopped_early=finished and progress.stopped_early,
+        learned=finished and has_learned(progress),
         best_step=progress.best_step,
         best_bits_per_byte=progress.best_bits_per_byte,
         seconds=progress.seconds,
@@ -203,6 +217,21 @@ def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState
         standard_error=evaluation.standard_error,
         best=record_evaluation(progress, config, evaluation),
         logit_scale=progress.logit_scale,
+        seconds=progress.seconds,
+    )
+
+
+def _check_answers(
+    answers: PackedRows, config: ResolvedTrainConfig, state: TrainState
+) -> AnswersReport:
+    progress, n_answers = state.progress, len(answers.train_lengths)
+    n_exact, n_checked = count_exact(state.loss_module, answers, max_tokens=config.eval_tokens)
+    record_answers(progress, n_exact, n_answers)
+    return AnswersReport(
+        step=progress.step,
+        n_exact=n_exact,
+        n_checked=n_checked,
+        n_answers=n_answers,
         seconds=progress.seconds,
     )
 

@@ -7,6 +7,7 @@ done here as in llama.cpp's `quantize_row_q6_K_ref` (ggml/src/ggml-quants.c).
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,15 @@ def write_gguf(
     stored: GgufType = "f32",
     tokenizer_fields: dict[str, Any] | None = None,
     name: str = "",
+    fields: Mapping[str, Any] = MappingProxyType({}),
     progress: Callable[[float], None] = lambda _: None,
 ) -> Counter[GgufType]:
     """Write `arrays`, by tgen's names, to `path`; return the number of matrices of each type.
 
     Matrices have the type `stored` or another one, see `choose_type`; vectors and learned positions
     stay float32. Without `tokenizer_fields` the file works with token ids only.
-    `progress` is called with the fraction written. Raises UsageError if the package gguf is
-    missing, ModelError if llama.cpp does not support the model.
+    `fields` describe the model. `progress` is called with the fraction written. Raises UsageError
+    if the package gguf is missing, ModelError if llama.cpp does not support the model.
     """
     check_supported(config)
     gguf = require_package("writing GGUF")
@@ -143,9 +145,9 @@ def write_gguf(
     try:
         # llama.cpp needs the name of a tokenizer and accepts this one
         tokenizer_fields = tokenizer_fields or {"tokenizer.ggml.model": "no_vocab"}
-        fields = config_fields.to_fields(config) | tokenizer_fields
-        fields |= _file_fields(gguf, stored) | ({"general.name": name} if name else {})
-        for key, value in fields.items():
+        values = config_fields.to_fields(config) | tokenizer_fields | dict(fields)
+        values |= _file_fields(gguf, stored) | ({"general.name": name} if name else {})
+        for key, value in values.items():
             _add_field(writer, key, value)
         for tensor, factors in _rope_tensors(config).items():
             writer.add_tensor(tensor, factors)

@@ -94,6 +94,7 @@ class TrainOptions:
             train=TrainConfig(**self.config),
             reading=Reading(**self.reading),
             began=began,
+            command=[*console.command_words],
         )
 
     def resume_request(self) -> ResumeRequest:

@@ -23,6 +23,7 @@ from tgen.machine.cpus import allowed_cpus
 from tgen.reports.json_text import json_record
 from tgen.reports.number_format import count, format_bytes, format_number
 from tgen.reports.training import (
+    AnswersReport,
     DoneReport,
     EvalReport,
     EventsReport,
@@ -301,7 +302,7 @@ class _LineColumn(ProgressColumn):
 
 
 def _status_line(
-    report: EventsReport | SampleReport | RollbackReport | MemorizationReport,
+    report: AnswersReport | EventsReport | SampleReport | RollbackReport | MemorizationReport,
 ) -> str:
     match report:
         case EventsReport():
@@ -309,6 +310,10 @@ def _status_line(
                 f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
                 "training continues"
             )
+        case AnswersReport():
+            of = count(report.n_answers, "answer")
+            checked = f" ({report.n_checked:,} checked)" * (report.n_checked < report.n_answers)
+            return f"step {report.step:,} · {report.n_exact:,} of {of} exact{checked}"
         case SampleReport():
             prompt, text = (one.decode(errors="replace") for one in (report.prompt, report.text))
             return f"  {_shorten(' '.join(f'{prompt}│{text}'.split()))}"
@@ -391,6 +396,7 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
         console.print_status(command, is_command=True)
         return
     early = " (early stopping)" if report.stopped_early else ""
+    early = " (every answer is learned)" if report.learned else early
     best = report.best_bits_per_byte
     at_best = f" at step {report.best_step:,}"
     quality = "" if best is None else f" · best validation {best:.3f} bits/byte{at_best}"
