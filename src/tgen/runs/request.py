@@ -23,7 +23,7 @@ _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
 _hardware = partial(option, panel="Hardware")
 _MANY_RANKS = "start many ranks with torchrun, or add --dry-run"
-_OF_BASE = "size family tokenizer vocab_size"  # fixed by the model to fine-tune
+_OF_BASE = "size family tokenizer vocab_size unk"  # fixed by the model to fine-tune
 
 
 def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,18 +149,21 @@ class RunRequest:
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
     tokenizer: str = _data(
         "auto",
-        "Tokenizer to train (char or bpe), or a tokenizer.json file.",
+        "Tokenizer to train (char, bpe, or word: words and punctuation), or a tokenizer.json file.",
         "--tokenizer",
-        metavar="char|bpe|PATH",
+        metavar="char|bpe|word|PATH",
         shown_default="bpe; char below 10 KB of text",
     )
     vocab_size: int | None = _data(
         None,
         "Maximum vocabulary size, in tokens.",
         "--vocab-size",
-        shown_default="char: all characters; bpe: chosen by the plan",
+        shown_default="char: all characters; bpe: chosen by the plan; word: all words",
         low=1,
         high=1_000_000,  # the tokenizers library allocates a table of this size
+    )
+    unk: bool = _data(
+        False, "With --tokenizer word: encode unknown words as <unk>; else an error.", "--unk"
     )
     chat: bool = _data(
         False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"

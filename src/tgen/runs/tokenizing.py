@@ -15,7 +15,8 @@ from tgen.checkpoint.hf.tokenizer_config import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit
-from tgen.errors import CorpusError
+from tgen.corpus.tokenize import split_documents
+from tgen.errors import CorpusError, UsageError
 from tgen.machine.cpus import cpu_count
 from tgen.planning.tokenizer_choice import choose_tokenizer as choose_kind
 from tgen.reports.number_format import count
@@ -23,7 +24,7 @@ from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
 from tgen.storage.disk_array import Array
-from tgen.tokenizer import Tokenizer, make_tokenizer
+from tgen.tokenizer import Tokenizer, make_tokenizer, train_words
 
 _COMPARED_BYTES = 1 << 21
 _LARGE_OVERLAP = 0.05
@@ -277,6 +278,15 @@ def choose_tokenizer(
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
         kind, chosen, why = choose_kind(n_bytes, alphabet)
         vocab_size = vocab_size or chosen
+    if kind == "word":
+        # Without <unk>, words that only the validation split has are tokens, too.
+        parts = [split.train] if request.unk else [split.train, split.val]
+        pieces = (piece for documents in parts for piece in split_documents(documents))
+        words = ((piece.text, piece.starts_document) for piece in pieces)
+        tokenizer = train_words(words, vocab_size=vocab_size, unknown=request.unk)
+        return tokenizer, Choice("tokenizer", kind, why)
+    if request.unk:
+        raise UsageError(f"--unk has no effect with the tokenizer {kind}", "add --tokenizer word")
     tokenizer = make_tokenizer(kind, texts, vocab_size=vocab_size)
     if kind not in ("char", "bpe"):
         path = Path(kind)

@@ -2,7 +2,13 @@
 
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
-from tgen.tokenizer.train import DEFAULT_VOCAB_SIZE, make_tokenizer, train_bpe, train_char
+from tgen.tokenizer.train import (
+    DEFAULT_VOCAB_SIZE,
+    make_tokenizer,
+    train_bpe,
+    train_char,
+    train_words,
+)
 
 __all__ = [
     "BYTE_CHARACTERS",
@@ -15,4 +21,5 @@ __all__ = [
     "make_tokenizer",
     "train_bpe",
     "train_char",
+    "train_words",
 ]

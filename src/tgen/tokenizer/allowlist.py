@@ -18,7 +18,6 @@ _SUPPORTED = "use byte-level BPE, or BPE like sentencepiece's with byte fallback
 _OTHER_MODELS = {  # models of other kinds, and who uses them
     "WordPiece": "BERT and other encoders",
     "Unigram": "T5, XLNet and other models with sentencepiece's unigram model",
-    "WordLevel": "models with one token per word",
 }
 _MAX_COMPONENTS = 8
 _BOOL, _STR, _INT, _ANY = (bool,), (str,), (int,), (object,)
@@ -64,6 +63,7 @@ MODEL: Settings = {
     ),
     **dict.fromkeys(("fuse_unk?", "byte_fallback?", "ignore_merges?"), _BOOL),
 }
+WORD_LEVEL: Settings = {"type": _STR, "vocab": (dict,), "unk_token": _STR}
 ADDED_TOKEN: Settings = {
     "id": _INT,
     "content": _STR,

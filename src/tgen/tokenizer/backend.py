@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.byte_alphabet import SPACE
-from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS
+from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS, WORDS
 from tgen.tokenizer.spec import TokenizerSpec
 
 __all__ = [
@@ -21,7 +21,10 @@ __all__ = [
     "is_consistent",
     "make_backends",
     "make_normalizer",
+    "split_words",
 ]
+
+UNKNOWN = "<unk>"
 
 _NORMALIZERS = {
     "NFC": normalizers.NFC,
@@ -56,12 +59,8 @@ def make_backends(spec: TokenizerSpec, merges: list[tuple[str, str]]) -> Backend
     fit the vocabulary.
     """
     try:
-        model = models.BPE(
-            vocab=spec.vocab,
-            merges=merges,
-            ignore_merges=spec.ignore_merges,
-            byte_fallback=not spec.byte_level and not spec.word_end,
-            **({"end_of_word_suffix": spec.word_end} if spec.word_end else {}),
+        model = (
+            models.WordLevel(spec.vocab, UNKNOWN) if spec.word_level else _make_bpe(spec, merges)
         )
         plain, with_special = (
             _make_pair(model, spec, encode_special_tokens=value) for value in (True, False)
@@ -76,6 +75,22 @@ def make_backends(spec: TokenizerSpec, merges: list[tuple[str, str]]) -> Backend
                 f"the added token {token.content!r} has id {token.id} (expected {next_id})"
             )
     return Backends(plain, with_special)
+
+
+def _make_bpe(spec: TokenizerSpec, merges: list[tuple[str, str]]) -> models.BPE:
+    return models.BPE(
+        vocab=spec.vocab,
+        merges=merges,
+        ignore_merges=spec.ignore_merges,
+        byte_fallback=not spec.byte_level and not spec.word_end,
+        **({"end_of_word_suffix": spec.word_end} if spec.word_end else {}),
+    )
+
+
+def split_words(text: str, *, prefix: bool) -> list[str]:
+    """Split a text into words for `WordLevel`, with U+2581 for spaces and as a `prefix`."""
+    prepared = SPACE * prefix + text.replace(" ", SPACE)
+    return [word for word, _ in _splitter(WORDS).pre_tokenize_str(prepared)]
 
 
 def is_consistent(spec: TokenizerSpec, merges: Sequence[Sequence[str]]) -> bool:
@@ -128,6 +143,8 @@ def _make_backend(model: models.Model, spec: TokenizerSpec, prefix: str) -> Back
     else:
         stages += [normalizers.Prepend(SPACE)] if prefix else []
         stages.append(normalizers.Replace(" ", SPACE))
+    if spec.word_level:
+        backend.pre_tokenizer = _splitter(WORDS)
     backend.normalizer = normalizers.Sequence(stages) if stages else None
     added = [asdict(token) for token in spec.added_tokens]
     backend.add_tokens(

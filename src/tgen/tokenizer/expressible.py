@@ -51,6 +51,8 @@ class ExpressibleText:
 
         `with_special` says that special tokens spelled out in the text are tokens.
         """
+        if self._spec.word_level:  # words are looked up as a whole
+            return
         if self._complete or (self._valid_complete and not _INVALID_BYTE.search(text)):
             return
         if self._expresses(text):

@@ -87,8 +87,13 @@ FALCON_BYTES = (DIGIT_RUNS, ASCII_THREE_DIGITS)  # these split GPT-2's byte char
 MINICPM5 = (THREE_NUMBERS, _LLAMA3_NUMBERS)
 VIKING = (BLOOM, NUMBER)
 
+# Words and single other characters, each with the space before it, which is written as U+2581; that
+# of word tokenizers, which are trained here.
+WORDS = r"▁?[\p{L}\p{M}\p{N}_]+(?:['’][\p{L}\p{M}]+)*|▁?[^\s▁\p{L}\p{M}\p{N}_]|▁|\s"
+
 LINE_STARTS = re.compile(r"(?<=\n)(?=\S)")  # after a line break, before a visible character
 CUT_PATTERNS: dict[str, re.Pattern[str] | None] = {
+    WORDS: LINE_STARTS,
     LLAMA3: LINE_STARTS,
     QWEN2: LINE_STARTS,
     QWEN35: LINE_STARTS,

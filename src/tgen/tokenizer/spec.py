@@ -11,6 +11,7 @@ from tgen.tokenizer.allowlist import (
     MODEL,
     TOP_LEVEL,
     UNICODE_NORMALIZERS,
+    WORD_LEVEL,
     check_settings,
     components,
     damaged_error,
@@ -27,6 +28,7 @@ from tgen.tokenizer.patterns import (
     GPT2,
     PUNCTUATION,
     SINGLE_DIGITS,
+    WORDS,
 )
 
 _BYTE_VALUES = codecs.charmap_build("".join(BYTE_CHARACTERS))
@@ -34,6 +36,31 @@ _MAX_ADDED, _MAX_ADDED_BYTES = 10_000, 512
 _SPLITTERS = ("ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "BertPreTokenizer")
 _DIGITS = (SINGLE_DIGITS, DIGIT_RUNS, ASCII_THREE_DIGITS)
 _BERT_NORMALIZER = {"clean_text": True, "handle_chinese_chars": True, "lowercase": True}
+
+WORD_STAGES: dict[str, Any] = {  # of a tokenizer of words
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": SPACE},
+            {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        ],
+    },
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": WORDS},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "post_processor": None,
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +93,8 @@ class TokenizerSpec:
     # A space is put before a text; with "first" not also after each added token inside it.
     prefix: Literal["", "always", "first"]
     word_end: str = ""  # words: the suffix of a word's last token
+    word_level: bool = False  # every word is one token: see `WORDS`
+    unknown: int | None = None  # word_level: the token of unknown words; None: they are an error
     bos_ids: tuple[int, ...]  # ids that the post-processor puts before a text
 
     @property
@@ -100,6 +129,8 @@ class TokenizerSpec:
 def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
     """Check the file. Raises TokenizerError for the first part that tgen does not support."""
     model = file.get("model")
+    if isinstance(model, dict) and model.get("type") == "WordLevel":
+        return _parse_word_level(file, model)
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
         raise model_error(kind)
@@ -144,6 +175,31 @@ def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
     )
 
 
+def _parse_word_level(file: dict[str, Any], model: dict[str, Any]) -> TokenizerSpec:
+    """Check a tokenizer of words as `train_words` makes it; others are not supported."""
+    check_settings(file, TOP_LEVEL, "the top level")
+    check_settings(model, WORD_LEVEL, "the model")
+    stages = {name: file.get(name) for name in WORD_STAGES}
+    if different := [name for name, stage in stages.items() if stage != WORD_STAGES[name]]:
+        raise unsupported_error(f"a model of type WordLevel with another {different[0]}")
+    vocab, added = _parse_vocab(model["vocab"]), _parse_added(file.get("added_tokens", []))
+    if foreign := [token for token in added if vocab.get(token.content) != token.id]:
+        raise damaged_error(
+            f"the added token {shorten(foreign[0].content)} is not in the vocabulary"
+        )
+    return TokenizerSpec(
+        vocab=vocab,
+        ignore_merges=False,
+        added_tokens=added,
+        byte_level=False,
+        patterns=(WORDS,),
+        prefix="always",
+        word_level=True,
+        unknown=vocab.get(model["unk_token"]),
+        bos_ids=(),
+    )
+
+
 def _parse_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     ids = list(vocab.values())
     for token, i in vocab.items() if set(map(type, ids)) != {int} else ():
@@ -166,6 +222,8 @@ def parse_merges(file: dict[str, Any], vocab: Collection[str]) -> list[Sequence[
 
     Raises TokenizerError for other items, and for results that the vocabulary lacks.
     """
+    if file["model"].get("type") == "WordLevel":
+        return []
     merges: list[Any] = file["model"]["merges"]
     kinds = set(map(type, merges))
     if not kinds <= {list, tuple, str}:

@@ -26,7 +26,9 @@ from tgen.tokenizer.backend import (
     is_consistent,
     make_backends,
     make_normalizer,
+    split_words,
 )
+from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.merges_of_text import MergesOfText
@@ -177,6 +179,9 @@ class Tokenizer:
 
         Raises CorpusError as `encode_corpus` does.
         """
+        if self.spec.word_level:
+            words = split_words(data.decode(errors="ignore").replace(SPACE, ""), prefix=True)
+            return self.decode(self.spec.vocab[word] for word in words if word in self.spec.vocab)
         return self._replace_holes(data)[0].encode(errors="surrogateescape")
 
     def _replace_holes(self, data: bytes) -> tuple[str, int]:
@@ -192,6 +197,8 @@ class Tokenizer:
         return replaced, n
 
     def _encode(self, text: str, *, continuation: bool) -> NDArray[np.uint32]:
+        if self.spec.word_level:
+            return np.array(list(self._word_ids(text, prefix=not continuation)), np.uint32)
         arrays, pair = [np.zeros(0, np.uint32)], self._backends_for(text).plain
         for i, part in enumerate(_INVALID_UTF8.split(text)):
             if i % 2:
@@ -201,6 +208,24 @@ class Tokenizer:
         ids = np.concatenate(arrays)
         self.check_ids(ids)
         return ids
+
+    def _word_ids(self, text: str, *, prefix: bool) -> Iterator[int]:
+        """Yield the ids of words; raise UsageError for the first that the vocabulary lacks."""
+        if not text:
+            return
+        if _INVALID_UTF8.search(text) or SPACE in text:
+            reason = "U+2581" if SPACE in text else "bytes that are not UTF-8"
+            raise UsageError(f"a tokenizer of words cannot encode {reason}", "remove them")
+        for word in split_words(text, prefix=prefix):
+            i = self.spec.vocab.get(word, self.spec.unknown)
+            if i is None:
+                shown = self.spec.spell(word).decode().strip() or self.spec.spell(word).decode()
+                raise UsageError(
+                    f"the word {shown!r} is not in the vocabulary of this model",
+                    "use words of the training text as they stand there, with their spaces; "
+                    "--tokenizer word --unk trains with a token for other words",
+                )
+            yield i
 
     def check_ids(self, ids: Sequence[int] | NDArray[np.uint32]) -> None:
         """Raise UsageError for the first token that the model does not have."""
@@ -292,7 +317,11 @@ class Tokenizer:
                 ]
             elif part:
                 backend = pair.continuation if offset or continuation else pair.at_start
-                encoding = backend.encode(part, add_special_tokens=False)
+                try:
+                    encoding = backend.encode(part, add_special_tokens=False)
+                except Exception:  # the library raises plain Exception for an unknown word
+                    list(self._word_ids(part, prefix=backend is pair.at_start))  # names it
+                    raise
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]
             offset += len(part)

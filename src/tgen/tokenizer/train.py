@@ -4,6 +4,7 @@ The merges of `char` build every multi-byte character of the corpus and nothing 
 a character; `bpe` learns its merges.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,10 +14,11 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tgen.errors import TokenizerError, UsageError
 from tgen.storage import files
 from tgen.tokenizer.allowlist import DAMAGED_HINT
-from tgen.tokenizer.backend import Backend
+from tgen.tokenizer.backend import UNKNOWN, Backend, split_words
 from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
+from tgen.tokenizer.spec import WORD_STAGES
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer, split_blocks
 
 DEFAULT_VOCAB_SIZE = 1024
@@ -42,7 +44,7 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
     path = Path(kind) / "tokenizer.json" if Path(kind).is_dir() else Path(kind)
     if not path.exists():
         raise UsageError(
-            f"unknown tokenizer {kind!r}", "pass char, bpe, or the path of a tokenizer.json"
+            f"unknown tokenizer {kind!r}", "pass char, bpe, word, or the path of a tokenizer.json"
         )
     if vocab_size is not None:
         raise UsageError(
@@ -77,6 +79,44 @@ def train_char(texts: Iterable[bytes], *, vocab_size: int | None = None) -> Toke
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return _add_special_tokens(backend)
+
+
+def train_words(
+    texts: Iterable[tuple[bytes, bool]], *, vocab_size: int | None = None, unknown: bool = False
+) -> Tokenizer:
+    """Make one token per word of the texts, most frequent first; each comes with whether it begins
+    a document.
+
+    With `unknown`, other words become `<unk>`, and `vocab_size` limits the vocabulary. Raises
+    UsageError for a smaller `vocab_size` without it, and for a text that is not UTF-8.
+    """
+    counts: Counter[str] = Counter()
+    for data, begins in texts:
+        try:
+            counts.update(split_words(data.decode(), prefix=begins) if data else [])
+        except UnicodeDecodeError:
+            raise UsageError("--tokenizer word: the corpus is not UTF-8", "use char") from None
+    special = [END_OF_TEXT, PAD, *([UNKNOWN] if unknown else [])]
+    words = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    words = [word for word in words if word not in special]
+    if vocab_size is not None and vocab_size < len(special) + len(words):
+        if not unknown or vocab_size <= len(special):
+            least = len(special) + 1 if unknown else len(special) + len(words)
+            raise UsageError(
+                f"vocab_size: too small (got {vocab_size}, expected at least {least})",
+                "add --unk to encode rare words as <unk>, or set a larger one",
+                field="vocab_size",
+            )
+        words = words[: vocab_size - len(special)]
+    vocab = {word: i for i, word in enumerate([*special, *words])}
+    added = [
+        {"id": vocab[name], "content": name, "single_word": False, "lstrip": False}
+        | {"rstrip": False, "normalized": False, "special": True}
+        for name in special
+    ]
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": UNKNOWN}
+    file = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    return Tokenizer(json.dumps(file | WORD_STAGES | {"model": model}, indent=2))
 
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE) -> Tokenizer:

@@ -147,8 +147,9 @@ def to_fields(
             "the tokenizer has no end-of-text token, which llama.cpp needs",
             "set eos_token_id in config.json",
         )
-    if spec.word_end or (spec.normalizers and not spec.byte_level):
-        what = "a tokenizer of words" if spec.word_end else f"the normalizer {spec.normalizers[0]}"
+    if spec.word_end or spec.word_level or (spec.normalizers and not spec.byte_level):
+        has_words = spec.word_end or spec.word_level
+        what = "a tokenizer of words" if has_words else f"the normalizer {spec.normalizers[0]}"
         raise TokenizerError(f"GGUF cannot store {what}", pre_tokenizers.TRANSFORMERS_HINT)
     tokens, types = _tokens_and_types(tokenizer, n_tokens)
     ids: dict[str, int | None] = dict(zip(_END_KEYS, ends, strict=False))
