@@ -201,6 +201,9 @@ def test_options_that_the_source_determines_are_refused(run_here, tmp_path, sour
 def test_final_reports_contain_memorization_and_baselines(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     reports = list(runs.start(request(tmp_path, train=TrainConfig(steps=5, minutes=60))))
+    assert not reports[-1].baselines  # less than 1 KB is held out
+    (tmp_path / "corpus.txt").write_bytes(TEXT * 4)
+    reports = list(runs.start(request(tmp_path, "b", train=TrainConfig(steps=5, minutes=60))))
     (memory,) = [r for r in reports if isinstance(r, MemorizationReport)]
     assert memory.held_out_bits_per_byte == reports[-1].best_bits_per_byte
     assert "memorize" in memory.verdict

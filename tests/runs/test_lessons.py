@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from support.runs import contents, load_run, plan_of, progress, request, resume
-from tgen import runs
+from tgen import corpus, runs
 from tgen.config.training import TrainConfig
 from tgen.reports.training import AnswersReport, DoneReport
 from tgen.runs.tokenizing import hold_out
@@ -23,10 +23,10 @@ def lesson(tmp_path):
     (tmp_path / "qa.jsonl").write_text("\n".join(rows))
 
     def make(name, *, overrides=None, **train):
-        corpus = [str(tmp_path / "qa.jsonl")]
+        path = str(tmp_path / "qa.jsonl")
         config = TrainConfig(**{"steps": 400} | train)
         overrides = WIDE | {"dropout": None} | (overrides or {})
-        return request(tmp_path, name, corpus=corpus, train=config, overrides=overrides)
+        return request(tmp_path, name, corpus=[path], train=config, overrides=overrides)
 
     return make
 
@@ -44,7 +44,7 @@ def test_a_lesson_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed
     plan = plan_of(reports)
     assert plan.held_out_tokens == 0
     assert any(choice.why.startswith("training ends once 3 answers") for choice in plan.choices)
-    assert any("3 rows are too few to hold any out" in note for note in plan.notes)
+    assert any(note.startswith("too few rows to hold any out (3 rows)") for note in plan.notes)
     stop_at = checks[-1].step - 5  # between the two evaluations
     steps = iter(range(1, 401))
     list(runs.start(lesson("parts"), stopped=lambda: next(steps) >= stop_at))
@@ -91,10 +91,9 @@ def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(les
     assert not any(isinstance(report, AnswersReport) for report in reports)
 
 
-def test_texts_always_hold_out(tmp_path):
-    from tgen import corpus
-
-    (tmp_path / "a.txt").write_text("a text")
-    text = corpus.read([str(tmp_path / "a.txt")])
-    config = TrainConfig()
-    assert hold_out(text, config) == (config, [])
+def test_the_fraction_of_texts_never_changes(tmp_path):
+    rows = {"a.txt": "a text", "a.jsonl": '{"text": "a"}\n{"prompt": "p", "completion": "c"}'}
+    for name, content in rows.items():
+        (tmp_path / name).write_text(content)
+        text = corpus.read([str(tmp_path / name)])
+        assert hold_out(text, TrainConfig()) == (TrainConfig(), [])

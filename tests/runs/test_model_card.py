@@ -50,7 +50,7 @@ def test_a_run_writes_a_card_without_absolute_paths(base):
     assert json.loads((base / "tokenizer_config.json").read_text())["padding_side"] == "left"
 
 
-def test_an_edited_card_survives_everything(base, tmp_path, monkeypatch):
+def test_an_edited_card_survives_everything(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     list(runs.start(request(tmp_path, **SHORT)))
     card, exported = tmp_path / "model" / "README.md", tmp_path / "exported"

@@ -31,6 +31,8 @@ PLACES = {
     # A model that was found to be whole, or the one of a run: COMMANDS
     "checkpoint/model_dir": "save publish_model",
     "checkpoint/export": "export_gguf export_transformers",
+    # A card that tgen wrote and nobody edited, or a new one: tests/runs/test_model_card.py
+    "checkpoint/model_card": "save",
     "runs/removal": "remove_model",
     # A file that was found to be a prompt cache: COMMANDS
     "checkpoint/prompt_cache": "save",

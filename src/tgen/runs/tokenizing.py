@@ -95,16 +95,18 @@ class PhaseProgress:
 
 
 def hold_out(text: Corpus, config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """Return the config that holds nothing out, and a note, if the corpus has so few rows that
-    those held out would say little; a `val_fraction` that the user sets counts."""
+    """Return the config that holds nothing out, and a note, if the corpus has so few prompts with
+    answers that those held out would say little; a `val_fraction` that the user sets counts."""
     documents = text.documents
-    is_row = bool(documents.table.is_row(documents.numbers).all()) or text.is_chat
-    n_val = len(documents) * config.val_fraction
+    # As `split_rows` and `split_train_val` do
+    n_val = len(documents) / 4 if text.is_chat else len(documents) * config.val_fraction
     is_large = documents.n_bytes * config.val_fraction >= _FEW_ROW_BYTES
-    if not is_row or is_large or n_val >= _FEW_ROWS or "val_fraction" in config.changed:
+    if is_large or n_val >= _FEW_ROWS or "val_fraction" in config.changed:
+        return config, []
+    if not text.is_chat and any(len(document) < 2 for document in documents):
         return config, []
     n_rows = count(len(documents), "row")
-    note = f"{n_rows} are too few to hold any out: all are trained on (see --val-fraction)"
+    note = f"too few rows to hold any out ({n_rows}): all are trained on (see --val-fraction)"
     return replace(config, val_fraction=0.0), [note]
 
 
