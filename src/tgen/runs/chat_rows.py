@@ -80,8 +80,12 @@ def prepare_rows(
     limit = context_length or longest
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
-        train = corpus.split_rows(text, config.val_fraction).train
-        tokenizer, choice = choose_tokenizer(request, _sample_texts(train), train.n_bytes)
+        split = corpus.split_rows(text, config.val_fraction)
+        texts = _sample_texts(split.train)
+        words = [*texts, *([] if request.unk else _sample_texts(split.val))]
+        tokenizer, choice = choose_tokenizer(
+            request, texts, ((word, True) for word in words), split.train.n_bytes
+        )
         given = _new_template(request.template or PLAIN, tokenizer)
         end_ids = [i for i in [tokenizer.end_of_text] if i is not None]
     else:

@@ -1,7 +1,7 @@
 """Split, sample and tokenize a corpus of texts; PreparedText is for conversations, too."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -185,7 +185,11 @@ def prepare_texts(
         yield PhaseReport(phase="training the tokenizer")
         sample = corpus.subsample_documents(split.train, TOKENIZER_BYTES)
         texts = [part[:] for document in sample for part in document]
-        tokenizer, choice = choose_tokenizer(request, texts, split.train.n_bytes)
+        # Without <unk>, words that only the validation split has are tokens, too.
+        parts = [split.train] if request.unk else [split.train, split.val]
+        pieces = (piece for documents in parts for piece in split_documents(documents))
+        words = ((piece.text, piece.starts_document) for piece in pieces)
+        tokenizer, choice = choose_tokenizer(request, texts, words, split.train.n_bytes)
     else:
         tokenizer, choice = source.tokenizer, _INHERITED
     begin_ids = corpus.begin_of_document(tokenizer)
@@ -208,8 +212,8 @@ def prepare_texts(
     lengths, all_rows = row_lengths(prepared.tokens, tokenizer)
     longest_text = 0
     if is_row.all() and not len(lengths) and tokenizer.end_of_text is not None:
-        texts = corpus.document_lengths(prepared.tokens["train"], tokenizer.end_of_text)
-        longest_text = int(texts.max(initial=0))
+        text_lengths = corpus.document_lengths(prepared.tokens["train"], tokenizer.end_of_text)
+        longest_text = int(text_lengths.max(initial=0))
     return prepared._replace(
         sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
         tokenizer_choice=choice,
@@ -272,19 +276,19 @@ def replacement_notes(n: int) -> list[str]:
 
 
 def choose_tokenizer(
-    request: RunRequest, texts: list[bytes], n_bytes: int
+    request: RunRequest, texts: list[bytes], words: Iterable[tuple[bytes, bool]], n_bytes: int
 ) -> tuple[Tokenizer, Choice]:
-    """Return the tokenizer of the request, trained on `texts` of a training split of `n_bytes`."""
+    """Return the tokenizer of the request, trained on `texts` of a training split of `n_bytes`.
+
+    One of words is trained on `words`, all texts that it must encode, each with whether it starts
+    a document.
+    """
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
     if kind == "auto":
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
         kind, chosen, why = choose_kind(n_bytes, alphabet)
         vocab_size = vocab_size or chosen
     if kind == "word":
-        # Without <unk>, words that only the validation split has are tokens, too.
-        parts = [split.train] if request.unk else [split.train, split.val]
-        pieces = (piece for documents in parts for piece in split_documents(documents))
-        words = ((piece.text, piece.starts_document) for piece in pieces)
         tokenizer = train_words(words, vocab_size=vocab_size, unknown=request.unk)
         return tokenizer, Choice("tokenizer", kind, why)
     if request.unk:
