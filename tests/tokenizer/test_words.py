@@ -60,5 +60,5 @@ def test_an_unknown_word_is_named_or_encoded_as_unk_if_asked():
 def test_word_level_files_of_others_are_refused_by_what_differs():
     file = json.loads(words_of("a b").json)
     file["pre_tokenizer"] = {"type": "Whitespace"}
-    with pytest.raises(TokenizerError, match="WordLevel with another pre_tokenizer"):
+    with pytest.raises(TokenizerError, match="'WordLevel' with another pre_tokenizer"):
         Tokenizer(json.dumps(file))

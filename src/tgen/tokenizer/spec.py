@@ -178,10 +178,10 @@ def parse_spec(file: dict[str, Any]) -> TokenizerSpec:
 def _parse_word_level(file: dict[str, Any], model: dict[str, Any]) -> TokenizerSpec:
     """Check a tokenizer of words as `train_words` makes it; others are not supported."""
     check_settings(file, TOP_LEVEL, "the top level")
-    check_settings(model, WORD_LEVEL, "the model")
+    check_settings(model, WORD_LEVEL, "the model of type 'WordLevel'")
     stages = {name: file.get(name) for name in WORD_STAGES}
     if different := [name for name, stage in stages.items() if stage != WORD_STAGES[name]]:
-        raise unsupported_error(f"a model of type WordLevel with another {different[0]}")
+        raise unsupported_error(f"a model of type 'WordLevel' with another {different[0]}")
     vocab, added = _parse_vocab(model["vocab"]), _parse_added(file.get("added_tokens", []))
     if foreign := [token for token in added if vocab.get(token.content) != token.id]:
         raise damaged_error(

@@ -320,7 +320,8 @@ class Tokenizer:
                 try:
                     encoding = backend.encode(part, add_special_tokens=False)
                 except Exception:  # the library raises plain Exception for an unknown word
-                    list(self._word_ids(part, prefix=backend is pair.at_start))  # names it
+                    if self.spec.word_level:  # name it
+                        list(self._word_ids(part, prefix=backend is pair.at_start))
                     raise
                 offsets = zip(encoding.ids, encoding.offsets, strict=True)
                 spans += [(i, offset + start, offset + end) for i, (start, end) in offsets]
