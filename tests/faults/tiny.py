@@ -5,6 +5,7 @@ it, since threads cannot be forked.
 """
 
 import os
+import re
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before numpy: a process with threads cannot be forked
@@ -220,11 +221,20 @@ def fingerprint(out: Path) -> dict[str, str]:
     assert not saved.damaged, saved.damaged
     hashes = {path.name: digest(path) for path in out.iterdir() if path.is_file()}
     hashes = {name: one for name, one in hashes.items() if not name.startswith(files.TEMPORARY)}
+    if "README.md" in hashes:
+        hashes["README.md"] = _card(out)
     for name, array in saved.arrays.items():
         hashes[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
     hashes["progress"] = json.dumps(_without_times(saved.progress))
     records = [record for record in log.read(out) if record["kind"] in TRAINED]
     return hashes | {f"log {i}": json.dumps(_without_times(r)) for i, r in enumerate(records)}
+
+
+def _card(out: Path) -> str:
+    """Return a run's model card without the name of its folder and without its digest."""
+    text = (out / "README.md").read_text("utf-8")
+    *lines, _ = re.sub(rf"(?m)(^# |-o ){re.escape(out.name)}\b", r"\1OUT", text).splitlines()
+    return "\n".join(lines)
 
 
 def list_differences(actual: dict[str, str], expected: dict[str, str]) -> list[str]:
