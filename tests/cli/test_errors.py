@@ -125,7 +125,7 @@ def test_no_prompt_at_a_terminal_is_a_hint(monkeypatch, capsys):
 
 
 def test_a_bug_exits_70_and_leaves_its_traceback_in_a_file(monkeypatch, capsys):
-    def broken(*_):
+    def broken(*_, **__):
         raise AssertionError("oops")
 
     monkeypatch.setattr("tgen.cli.generate.command.read_prompt", broken)
