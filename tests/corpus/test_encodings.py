@@ -102,12 +102,36 @@ def test_blocks_change_nothing(monkeypatch, tmp_path):
         assert [read(tmp_path / "a", content) for content in contents] == whole
 
 
-def test_text_that_is_utf8_for_long_is_checked_in_parts(monkeypatch):
-    monkeypatch.setattr(encodings, "_BLOCK", 100)
-    monkeypatch.setattr(encodings, "_CHECKED", 10)
-    start = ("é" * 50 + "x" * 100).encode()
-    assert not find_encoding(Source("a", start + b"x" * 50 + b"\xff" + b"x" * 49)).share
-    assert find_encoding(Source("a", start + b"\xff" + b"x" * 99)).share == 1 / 300
+def test_bytes_that_are_not_utf8_are_noted_anywhere(monkeypatch):
+    for size in (7, 100, 1000):
+        monkeypatch.setattr(encodings, "_BLOCK", size)
+        for content in ("é" * 50 + "x" * 150, "x" * 99 + "日本" + "x" * 150):
+            whole = content.encode()
+            assert find_encoding(Source("a", whole)) == (*encodings.Encoding()[:5], False)
+            assert find_encoding(Source("a", whole + b"\xff" + b"x" * 49)).share
+            assert find_encoding(Source("a", whole + b"\xe6")).share
+
+
+def test_utf8_before_another_encoding_is_not_detected(tmp_path):
+    content = ("Un café. " + "plain words " * 99).encode() + (GERMAN * 9).encode("cp1252")
+    text, [note] = read(tmp_path / "a", content)
+    assert text == content
+    assert "are not UTF-8" in note
+
+
+def test_earlier_detection_counts_less_than_the_user_and_utf8():
+    source = Source("a", GERMAN.encode("cp1252"))
+    assert find_encoding(source, known="cp850").codec == "cp850"
+    assert find_encoding(source, known="cp850", given="mac-roman").codec == "mac-roman"
+    assert find_encoding(Source("a", GERMAN.encode()), known="cp850").is_plain
+
+
+def test_user_says_utf8(tmp_path):
+    for name in ("utf8", "utf-8-sig"):
+        assert read(tmp_path / "a", "café".encode(), encoding=name) == ("café".encode(), [])
+        text, [note] = read(tmp_path / "a", GERMAN.encode("cp1252"), encoding=name)
+        assert text == GERMAN.encode("cp1252")
+        assert "% of the bytes" in note
 
 
 def test_wrong_detection_ends_in_a_note(monkeypatch, tmp_path):

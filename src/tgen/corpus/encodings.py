@@ -10,7 +10,7 @@ from tgen.corpus.sources import Source
 
 _BLOCK = 1 << 18  # bytes per read
 _HEAD = 1 << 16  # bytes that show a form
-_CHECKED = 1 << 12  # bytes that are checked in each block of a long text
+_MIXED = 200  # bytes from a character of UTF-8 to bytes that are not, in no other encoding
 _SAMPLE = 1 << 18  # bytes for statistics
 _MIN_SAMPLE = 32  # bytes that can make sure of an encoding
 _MIN_CONFIDENCE = 0.1  # below it, one of ten guesses on short samples is wrong
@@ -35,6 +35,7 @@ _EXTENDED = {
 _ESCAPES = re.compile(rb"\x1b(\$[@B]|\([BIJ])")  # of iso2022_jp, whose bytes are ASCII
 _LATIN, _LATIN_RUN = re.compile("[\u00c0-\u024f]"), re.compile("[\u00c0-\u024f]{3,}")
 _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
+_ASCII = re.compile(rb"[\0-\x7f]*")
 _REPLACEMENT = "\ufffd".encode()
 _GIVEN = "as --encoding says"
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
@@ -57,18 +58,18 @@ class Encoding(NamedTuple):
 
 
 def find_encoding(source: Source, *, given: str | None = None, known: str = "") -> Encoding:
-    """Return the encoding of a text: `given` by the user unless it is marked or certain to be
-    UTF-8, `known` from an earlier detection, or detected."""
+    """Return the encoding of a text that is not marked and not certain to be UTF-8: `given` by the
+    user, `known` from an earlier detection, or detected."""
     head = source.read(0, _HEAD)
     for mark, codec in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return Encoding(codec, len(mark), "by its byte order mark")
-    if known:
-        return Encoding(known, 0, "as detected")
-    first_bad, is_ascii, has_returns = _check_utf8(source)
+    first_bad, first_wide, has_returns = _check_utf8(source)
     plain = Encoding(has_returns=has_returns)
+    if given is not None and codecs.lookup(given).name in ("utf-8", "utf-8-sig"):
+        return plain if first_bad is None else unknown_encoding(source, "")
     if given is not None:
-        if first_bad is None and not is_ascii:
+        if first_bad is None and first_wide is not None:
             return plain._replace(how=f"although --encoding is {given}")
         return Encoding(codecs.lookup(given).name, 0, _GIVEN)
     if b"\0" in head:
@@ -77,6 +78,10 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     if first_bad is None:
         is_iso2022 = b"\x1b" in head and _ESCAPES.search(head) and _fits(head, "iso2022_jp")
         return Encoding("iso2022_jp", 0, "by its form") if is_iso2022 else plain
+    if known:
+        return Encoding(known, 0, "as detected")
+    if first_wide is not None and first_bad - first_wide > _MIXED:
+        return unknown_encoding(source, "")
     sample = source.read(max(0, first_bad - _SAMPLE // 4), _SAMPLE)
     sample = sample[sample.find(b"\n") + 1 :] if first_bad > _SAMPLE // 4 else sample
     n_bad, n_good = _count_utf8(sample)
@@ -141,30 +146,24 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes) -> bytes:
     return decoder.decode(block, final=not block).encode("utf-8", "replace")
 
 
-def _check_utf8(source: Source) -> tuple[int | None, bool, bool]:
-    """Return the position of a byte that is not UTF-8, or None; whether all bytes are ASCII; and
-    whether there are carriage returns.
-
-    Blocks are checked whole until one is not ASCII. If that is UTF-8, only the start of later ones
-    is checked: a text that is UTF-8 for so long is in no other encoding.
-    """
-    is_ascii, has_returns = True, False
+def _check_utf8(source: Source) -> tuple[int | None, int | None, bool]:
+    """Return the positions of a byte that is not UTF-8 and of one that is not ASCII, None if there
+    is none; and whether there are carriage returns before the former."""
+    first_wide, has_returns, rest = None, False, b""
     for position in range(0, source.n_bytes, _BLOCK):
-        block = source.read(position, _BLOCK)
+        block = rest + source.read(position, _BLOCK)
+        start, rest = position - len(rest), b""
         has_returns = has_returns or b"\r" in block
-        checked = block if is_ascii else block[:_CHECKED]
-        if checked.isascii():
+        if block.isascii():
             continue
-        skipped = 0  # the rest of a character
-        while not is_ascii and skipped < 3 and checked[skipped] & 0xC0 == 0x80:
-            skipped += 1
+        if first_wide is None:
+            first_wide = start + len(_ASCII.match(block)[0])  # type: ignore[index]
         try:
-            is_last = position + len(checked) == source.n_bytes
-            codecs.utf_8_decode(checked[skipped:], "strict", is_last)
+            is_last = start + len(block) == source.n_bytes
+            rest = block[codecs.utf_8_decode(block, "strict", is_last)[1] :]
         except UnicodeDecodeError as error:
-            return position + skipped + error.start, False, has_returns
-        is_ascii = False
-    return None, is_ascii, has_returns
+            return start + error.start, first_wide, has_returns
+    return None, first_wide, has_returns
 
 
 def _count_utf8(block: bytes) -> tuple[int, int]:
@@ -190,7 +189,7 @@ def _detect(sample: bytes, min_confidence: float = 0.0) -> str:
     codec = _EXTENDED.get(codec, codec)
     if codec.startswith("iso8859") and _decode_sample(sample, codec) == _decode_sample(sample):
         codec = "cp1252"  # the more common one
-    return codec if _fits(sample, codec) else ""
+    return codec if codec != "utf-8" and _fits(sample, codec) else ""
 
 
 def _decode_sample(sample: bytes, codec: str = "cp1252") -> str:
