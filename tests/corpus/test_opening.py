@@ -82,6 +82,37 @@ def test_document_in_another_encoding_is_decoded(tmp_path):
     assert "1 text, cp1252, as --encoding says" in notes
 
 
+def test_document_that_declares_its_encoding_is_not_guessed(tmp_path):
+    words = "Zażółć gęślą jaźń, śpiewał młody żołnierz. " * 20
+    mail = "From: a@b\nDate: x\nSubject: y\nContent-Type: text/plain; charset=iso-8859-2\n"
+    mail += f"Content-Transfer-Encoding: 8bit\n\n{words}\n"
+    page = f'<meta charset="iso-8859-2"><p>{words}</p>'
+    for name, content in (("a.eml", mail), ("a.html", page)):
+        (tmp_path / name).write_bytes(content.encode("iso-8859-2"))
+        [read], [note] = texts(tmp_path / name)
+        assert words.strip() in read.decode()
+        assert note.startswith("1 document")
+    (tmp_path / "a.html").write_bytes(page.replace("8859-2", "8859-5").encode("iso-8859-2"))
+    [read], _ = texts(tmp_path / "a.html", encoding="iso-8859-2")
+    assert read.decode() == words.strip()
+
+
+def test_one_bad_byte_is_a_note_with_front_matter_too(tmp_path):
+    for start in (b"", b"---\ntitle: a\n---\n"):
+        (tmp_path / "a.md").write_bytes(start + b"words\r\n" * 500 + b"\xff\n")
+        [read], notes = texts(tmp_path / "a.md")
+        assert read == start + b"words\n" * 500 + b"\xff\n"
+        assert any("are not UTF-8" in note for note in notes)
+
+
+def test_encoding_of_the_user_makes_no_text_of_a_binary_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc\0\xe9def" * 99)
+    with pytest.raises(CorpusError, match="binary data with NUL bytes"):
+        texts(tmp_path / "a", encoding="cp1252")
+    (tmp_path / "a").write_bytes("words".encode("utf-16-be"))
+    assert texts(tmp_path / "a", encoding="utf-16-be")[0] == [b"words"]
+
+
 def test_run_without_a_record_reads_bytes_by_name(tmp_path):
     content = b"\xef\xbb\xbf<p>one</p>\r\ntwo\r\n"
     for name in ("crlf.txt", "page.html", "table.csv", "list.json", "a.gz"):

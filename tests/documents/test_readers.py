@@ -198,6 +198,19 @@ def test_other_text_is_no_document(name, head):
     assert document_kind(name, head) is None
 
 
+def test_archive_is_a_document_by_its_first_members():
+    word, other = {"word/document.xml": ""}, {"xl/a.xml": "", "word/a": ""}
+    for files, kind in (
+        ({"_rels/.rels": ""} | word, "docx"),
+        ({"docProps/app.xml": ""} | other, "sheet"),
+        (word | {"[Content_Types].xml": ""}, "docx"),
+        ({"password/a.txt": "x", "b/word/c": "xl/"}, None),
+        ({"word/": "", "word/a.txt": "application/epub+zip"}, None),
+        ({"a.txt": "", "mimetype": "application/epub+zip"} | word, None),
+    ):
+        assert document_kind("a.zip", documents.make_zip(files)) == kind
+
+
 def test_text_in_another_encoding_needs_its_name(read):
     content = documents.SRT.replace("One", "é").encode("cp1252")
     with pytest.raises(CorpusError, match="is not UTF-8") as error:

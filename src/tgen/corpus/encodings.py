@@ -96,7 +96,7 @@ def unknown_encoding(source: Source, guess: str) -> Encoding:
     """Return the encoding of bytes that are not UTF-8 and stay as they are."""
     blocks = (source.read(position, _BLOCK) for position in range(0, source.n_bytes, _BLOCK))
     n_bad = sum(_count_utf8(block)[0] for block in blocks)
-    return Encoding(share=n_bad / source.n_bytes, guess=guess, has_returns=False)
+    return Encoding(share=n_bad / source.n_bytes, guess=guess)
 
 
 @dataclass

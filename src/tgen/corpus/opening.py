@@ -19,6 +19,7 @@ from tgen.config.reading import Reading
 from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
 from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.sources import Source, Spool, read_stdin
+from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
 from tgen.reports.number_format import count, format_bytes
 from tgen.storage import files
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 HEAD = 1 << 16  # bytes that tell what a file is
 _BINARY_HEAD = 1 << 13  # bytes of a text without NUL
-_JSON_HEAD = 1 << 20  # bytes that tell the form of its first row
 _BLOCK = 1 << 18  # bytes per read
 _MAX_LISTED = 8  # files in notes of one kind
 _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
@@ -227,14 +227,15 @@ class _Opener:
         head = source.read(0, HEAD)
         if read_as == "bytes" or not head:
             return [source]
-        kind = None if read_as in ("text", "rows") else _document_kind(name, head)
+        kind = None if read_as in ("text", "rows") else document_kind(name, head)
         if read_as == "document" and kind is None and not _is_packed(head):
             raise CorpusError(
                 f"{source.name} is not a document of a known format",
                 "remove --as document to read it as text",
             )
-        if kind is not None:
-            return [self._read_document(source, kind, head)]
+        found = self._find_encoding(source) if self._decodes(kind) else None
+        if kind is not None and not (kind == "markdown" and found and found.share):
+            return [self._read_document(source, kind, found)]
         if unpacked := self._unpack(source, name, head, bounds):
             return unpacked
         if read_as != "text" and (kind := _table_kind(name, head)):
@@ -271,15 +272,15 @@ class _Opener:
                     self._skip(archives.member_label(source.name, member), error)
         return opened or [Source(source.name, b"")]
 
-    def _read_document(self, source: Source, kind: str, head: bytes) -> Source:
-        """Return the texts of a document."""
+    def _decodes(self, kind: str | None) -> bool:
+        """Return whether a document does not declare its encoding, or the user's counts more."""
+        return kind in ANY_ENCODING or (kind == "html" and self._reading.encoding is not None)
+
+    def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Source:
+        """Return the texts of a document, which may have an encoding."""
         from tgen.documents.convert import convert_document
 
-        encoding = None
-        if b"\0" not in head[:_BINARY_HEAD] or head.startswith((b"\xff\xfe", b"\xfe\xff")):
-            found = self._find_encoding(source)
-            self._count_encoding(source, found)
-            encoding = None if found.is_plain else _with_mark(found)
+        encoding = None if found is None or found.is_plain else _with_mark(found)
         content: Path | files.RandomAccessFile | None = source.path
         if content is None:
             content = files.open_temporary(None)
@@ -288,6 +289,8 @@ class _Opener:
         self._used_converter = True
         converted = convert_document(content, kind, name=source.name, encoding=encoding)
         text = self._store(source.name, converted.spool)
+        if found is not None:
+            self._count_encoding(source, found)
         self._report.n_documents += 1
         self._report.document_bytes += text.n_bytes
         self._report.left_out.update(converted.left_out)
@@ -319,13 +322,17 @@ class _Opener:
         """Return the content of a temporary file, which is closed: each one needs a descriptor."""
         return self._spool.store(name, _blocks(Source(name, spool)))
 
-    def _read_text(self, source: Source, name: str, head: bytes) -> Source:
-        """Return a text in UTF-8, or the rows in it."""
+    def _read_text(
+        self, source: Source, name: str, head: bytes, encoding: "Encoding | None" = None
+    ) -> Source:
+        """Return a text in UTF-8, or the rows in it; find its encoding if it is None."""
         from tgen.corpus.encodings import Changes, decode, unknown_encoding
 
-        encoding = self._find_encoding(source)
-        if b"\0" in head[:_BINARY_HEAD] and encoding.is_plain and self._reading.read_as is None:
-            raise BinaryError(source.name, "binary data with NUL bytes")
+        if encoding is None:
+            encoding = self._find_encoding(source)
+            has_nul = b"\0" in head[:_BINARY_HEAD] and self._reading.read_as is None
+            if has_nul and not encoding.codec.startswith(("utf-16", "utf-32")):
+                raise BinaryError(source.name, "binary data with NUL bytes")
         text, kind, changes = source, None, Changes()
         try:
             if self._reading.read_as != "text" and not self._keep_rows:
@@ -339,7 +346,8 @@ class _Opener:
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 text = self._spool.store(source.name, blocks)
         except UnicodeDecodeError:  # it looked like this encoding at first
-            encoding, text = unknown_encoding(source, encoding.codec), source
+            unknown = unknown_encoding(source, encoding.codec)
+            return self._read_text(source, name, head, unknown)
         if encoding.is_plain and not changes.n_line_breaks:
             text = source
         if changes.n_replaced:
@@ -352,7 +360,7 @@ class _Opener:
         """Note bytes that the user's encoding lacks; raise CorpusError for too many."""
         problem = f"{count(n, 'character')} of {source.name} cannot be read as {codec}"
         if n > source.n_bytes * _MAX_REPLACED:
-            raise CorpusError(problem, "check the name that --encoding has")
+            raise CorpusError(problem, "pass another --encoding")
         self._report.other.append(f"{problem} and became U+FFFD")
 
     def _find_encoding(self, source: Source) -> "Encoding":
@@ -398,7 +406,7 @@ def is_plain_text(head: bytes) -> bool:
     encoding = find_encoding(Source("-", whole if head.startswith(whole) else head))
     is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
     is_other = b"\0" in head or _is_packed(head) or binary_kind(head, 0)
-    return is_text and not is_other and _document_kind("", head) is None
+    return is_text and not is_other and document_kind("", head) is None
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
@@ -417,12 +425,6 @@ def _is_packed(head: bytes) -> bool:
     from tgen.corpus.archives import archive_of, compression_of
 
     return bool(compression_of(head) or archive_of(head))
-
-
-def _document_kind(name: str, head: bytes) -> str | None:
-    from tgen.documents.kinds import document_kind
-
-    return document_kind(name, head)
 
 
 def _row_kind(name: str, head: bytes) -> str | None:

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,8 +13,6 @@ _BLOCK = 1 << 22  # bytes of stdin per read
 _STDIN_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
 
 _MAX_READ = 1 << 26  # bytes that a library may request at once, for example a file's directory
-
-OwnFiles = Callable[[Path], set[str]]
 
 
 class Source:

@@ -13,11 +13,14 @@ _SUFFIXES = {
     ".azw3": "kindle",
 }  # fmt: skip
 _MARKDOWN = {".md", ".markdown", ".mdx", ".qmd", ".rmd"}
-_ZIP_MARKS = [  # in the first bytes of an archive
-    (b"application/epub+zip", "epub"), (b"opendocument.text", "odt"), (b"word/", "docx"),
-    (b"opendocument.spreadsheet", "sheet"), (b"xl/", "sheet"),
-    (b"opendocument.presentation", "slides"), (b"ppt/", "slides"),
-]  # fmt: skip
+# Documents whose format does not say the encoding.
+ANY_ENCODING = {"subtitles", "markdown", "notebook", "telegram", "discord", "whatsapp"}
+_OFFICE = rb"\[Content_Types\]\.xml|_rels/|docProps/|(word|xl|ppt)/.*\.(xml|rels)$"  # first in it
+_OFFICE_PARTS = {b"word/": "docx", b"xl/": "sheet", b"ppt/": "slides"}
+_MEDIA_TYPES = {
+    b"application/epub+zip": "epub", b"opendocument.text": "odt",
+    b"opendocument.spreadsheet": "sheet", b"opendocument.presentation": "slides",
+}  # fmt: skip
 _FRONT_MATTER = rb"---[ \t]*\r?\n([ \t]*(#[^\n]*)?\n)*(---|[\w\"'][^\n]*:)"
 _HTML = rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)?<(!doctype\s+html|html[\s>])"
 _MAIL = rb"(From |(Received|Return-Path|From|Date|Subject|Message-ID|MIME-Version|Delivered-To): ?)"
@@ -50,8 +53,7 @@ def document_kind(name: str, head: bytes) -> str | None:
     if head[60:68] == b"BOOKMOBI":
         return "kindle"
     if head.startswith(_ZIP):
-        marks = [(head.find(mark), kind) for mark, kind in _ZIP_MARKS if mark in head]
-        return by_name or (min(marks)[1] if marks else None)
+        return by_name or _zip_kind(head)
     text = head.removeprefix(b"\xef\xbb\xbf")
     if suffix in _MARKDOWN:
         return "markdown" if re.match(_FRONT_MATTER, text) else None
@@ -73,6 +75,20 @@ def document_kind(name: str, head: bytes) -> str | None:
     if re.match(_MAIL, text) and len(set(fields)) >= 3:
         return "mbox" if text.startswith(b"From ") else "mail"
     return "subtitles" if text.startswith(b"WEBVTT") else None
+
+
+def _zip_kind(head: bytes) -> str | None:
+    """Return which document a ZIP archive is, or None, by the names of its first members."""
+    starts = [match.start() for match in re.finditer(_ZIP, head)]
+    names = [
+        head[i + 30 : i + 30 + int.from_bytes(head[i + 26 : i + 28], "little")] for i in starts
+    ]
+    if names[0] == b"mimetype":
+        return next((kind for mark, kind in _MEDIA_TYPES.items() if mark in head[:200]), None)
+    if not re.match(_OFFICE, names[0]):
+        return None
+    kinds = [kind for n in names for mark, kind in _OFFICE_PARTS.items() if n.startswith(mark)]
+    return kinds[0] if kinds else None
 
 
 def _is_whatsapp(name: str, head: bytes) -> bool:
