@@ -68,8 +68,25 @@ def test_as_overrides_the_recognition(tmp_path):
     (tmp_path / "page").write_bytes(b"Words")
     with pytest.raises(CorpusError, match="not a document of a known format"):
         texts(tmp_path / "page", read_as="document")
-    with pytest.raises(UsageError, match="no effect on bytes"):
+    with pytest.raises(UsageError, match="no effect on files read as bytes"):
         Reading(read_as="bytes", encoding="cp1252")
+
+
+def test_options_of_rows_need_rows(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"x,y\nwords,more\n")
+    assert texts(tmp_path / "a.csv", columns="y")[0] == [b"more"]
+    for options in ({"columns": ("x", "y")}, {"text_column": "y"}):
+        for read_as in ("bytes", "text", "document"):
+            with pytest.raises(UsageError, match=f"no effect on files read as {read_as}"):
+                Reading(read_as=read_as, **options)
+        (tmp_path / "a.txt").write_bytes(b"words")
+        with pytest.raises(UsageError, match="the corpus was not read as rows"):
+            texts(tmp_path / "a.txt", **options)
+        texts(tmp_path / "a.txt", tmp_path / "a.csv", **options)
+    with pytest.raises(UsageError, match="no effect"):
+        Reading(read_as="text", skip_bad_rows=True)
+    with pytest.raises(UsageError, match="columns: invalid value"):
+        Reading(columns=5)
 
 
 def test_document_in_another_encoding_is_decoded(tmp_path):

@@ -56,7 +56,7 @@ class TokenizeOptions:
         False,
         "Write the text of ids, which are separated by spaces or commas.",
         "--decode",
-        excludes="json",
+        excludes="json read_as encoding columns text_column skip_bad_rows",
     )
     json: bool = json_option("Write one JSON object per text.", panel="")
     quiet: bool = quiet_option(panel="")
@@ -131,6 +131,7 @@ def _open_sources(
     from tgen.corpus.sources import Source
 
     if options.prompt is not None and options.prompt != "-":
+        Reading(**options.reading).check_used("--prompt")
         yield Source("--prompt", os.fsencode(options.prompt))
         return
     reading, report = Reading(**options.reading), ReadingReport()

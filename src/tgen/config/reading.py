@@ -2,16 +2,18 @@
 
 import codecs
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
-from tgen.config.option import check_ranges, option
+from tgen.config.option import check_ranges, option, require
 from tgen.errors import UsageError
 
 PANEL = "Reading files"
 ReadAs = Literal["bytes", "text", "rows", "document"]
 _reading = partial(option, panel=PANEL)
+_OF_ROWS = ("columns", "text_column", "skip_bad_rows")
+_UNUSED = {"bytes": ("encoding", *_OF_ROWS), "text": _OF_ROWS, "document": _OF_ROWS}
 _NOT_TEXT = {"idna", "punycode", "undefined"}  # codecs of names, not of texts
 
 
@@ -53,22 +55,35 @@ class Reading:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.columns is not None:
+            names = [self.columns] if isinstance(self.columns, str) else self.columns
+            is_valid = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
+            require(is_valid, "columns", names, "names of columns")
+            object.__setattr__(self, "columns", tuple(names))
         if self.encoding is not None:
             _check_encoding(self.encoding)
-        for one in fields(self):
-            given = getattr(self, one.name) not in (None, False)
-            if self.read_as == "bytes" and given and one.name != "read_as":
+        for name in _UNUSED.get(self.read_as or "", ()):
+            if getattr(self, name) not in (None, False):
                 raise UsageError(
-                    f"{one.name}: has no effect on bytes",
-                    f"remove {one.name}, or read the files in another way",
-                    field=one.name,
+                    f"{name}: has no effect on files read as {self.read_as}",
+                    f"remove {name}, or read the files in another way",
+                    field=name,
+                )
+
+    def check_used(self, files: str = "the corpus") -> None:
+        """Raise UsageError if columns are named, but `files` were read without rows."""
+        for name in ("columns", "text_column"):
+            if getattr(self, name) is not None:
+                raise UsageError(
+                    f"{name}: has no effect, {files} was not read as rows",
+                    f"remove {name}, or name a file with rows",
+                    field=name,
                 )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the options from JSON; raise TypeError or UsageError for invalid ones."""
-        columns = values.get("columns")
-        return cls(**{**values, "columns": None if columns is None else tuple(columns)})
+        return cls(**values)
 
 
 def _check_encoding(name: str) -> None:

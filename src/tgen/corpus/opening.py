@@ -121,6 +121,8 @@ def open_sources(
                 yield from opener.open(source, origin)
     finally:
         opener.close()
+    if reading is not None and not opener.has_rows:
+        reading.check_used()
 
 
 def _list_sources(
@@ -191,6 +193,7 @@ class _Opener:
         self._report, self._reading, self._known = report, reading or Reading(), known_encodings
         self._by_name, self._chat, self._keep_rows = reading is None, chat, keep_rows
         self._spool, self._used_converter = Spool(), False
+        self.has_rows = False  # any
 
     def close(self) -> None:
         """End the process that reads documents."""
@@ -314,7 +317,7 @@ class _Opener:
             rows = self._store(source.name, converted.spool)
         else:
             rows = source
-        rows.has_rows = True
+        rows.has_rows = self.has_rows = True
         self._report.other += [f"{source.name}: {note}" for note in converted.notes]
         return rows
 
@@ -354,6 +357,8 @@ class _Opener:
             self._check_replaced(source, changes.n_replaced, encoding.codec)
         self._count_encoding(source, encoding)
         self._report.n_line_breaks += changes.n_line_breaks > 0
+        if kind is None and self._keep_rows:
+            self._reading.check_used(source.name)
         return text if kind is None else self._read_rows(text, kind)
 
     def _check_replaced(self, source: Source, n: int, codec: str) -> None:

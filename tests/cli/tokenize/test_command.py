@@ -52,6 +52,16 @@ def test_pipe_gives_the_bytes_back(trained):
     assert closed.stdout == b"\n"
 
 
+def test_options_without_effect_are_errors(tokenize, tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"x,y\nwords,more\n")
+    error = tokenize(tmp_path / "a.csv", "--columns", "x", status=2)
+    assert "--columns: has no effect" in error
+    assert tokenize(tmp_path / "a.csv", "--columns", "x", "--as", "rows")
+    assert "--columns: has no effect" in tokenize("--prompt", "1", "--columns", "x", status=2)
+    error = tokenize("--prompt", "1", "--decode", "--encoding", "cp1252", status=2)
+    assert "--decode cannot be combined with --encoding" in error
+
+
 class _Endless:
     """A stdin that repeats a text, and fails after `limit` bytes."""
 
