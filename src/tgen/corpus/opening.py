@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from tgen.config.reading import Reading
 from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
 from tgen.corpus.jsonl import contains_rows
+from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_stdin
 from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
@@ -301,8 +302,6 @@ class _Opener:
 
     def _read_rows(self, source: Source, kind: str) -> Source:
         """Return rows as canonical JSON Lines."""
-        from tgen.corpus.rows import convert_rows
-
         reading = self._reading
         converted = convert_rows(
             source,
@@ -342,7 +341,7 @@ class _Opener:
                 begins_json = head.lstrip()[:1] in (b"[", b"{")
                 if begins_json or not encoding.is_plain:
                     head = next(decode(source, encoding, Changes()), b"")
-                kind = _row_kind(name, head)
+                kind = row_kind(name, head)
             if self._reading.read_as == "rows":
                 kind = kind or "json lines"
             if not encoding.is_plain or (kind is None and encoding.has_returns):
@@ -432,14 +431,8 @@ def _is_packed(head: bytes) -> bool:
     return bool(compression_of(head) or archive_of(head))
 
 
-def _row_kind(name: str, head: bytes) -> str | None:
-    from tgen.corpus.rows import row_kind
-
-    return row_kind(name, head)
-
-
 def _table_kind(name: str, head: bytes) -> str | None:
     """Return the kind of a binary table, or None."""
     is_binary = b"\0" in head or head.startswith((b"PAR1", b"ARROW1"))
-    kind = _row_kind(name, head) if is_binary else None
+    kind = row_kind(name, head) if is_binary else None
     return kind if kind in ("parquet", "arrow") else None
