@@ -114,7 +114,27 @@ def test_canonical_lines_are_not_copied(values):
         converted = convert_rows(Source(name, b"\xef\xbb\xbf" + text), "json lines")
         assert converted.spool is None
         assert converted.n_rows == len(values)
-        assert not converted.notes
+        unused = sorted({key for row in values for key in row} & {"meta", "id"})
+        assert converted.notes == [f"keys that are not used: {key}" for key in unused]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "completion": "a", "system": "s", "history": [["q", "a"]]},
+        {"prompt": "q", "completion": "a", "System_Prompt": "s", "title": "t"},
+        {"messages": QA, "system": "s", "id": 1},
+        {"messages": QA, "history": [["q", "a"]]},
+        {"prompt": "q", "completion": "a", "system": None, "history": [], "title": "t"},
+        {"text": "a", "system": "s", "title": "t"},
+    ],
+)
+def test_a_row_is_the_same_in_each_format(row):
+    as_lines, as_list = read([row, row], "rows.jsonl"), read(json.dumps([row, row]))
+    assert as_lines[0].notes == as_list[0].notes
+    keys = as_list[1][0].keys()
+    assert [{key: one[key] for key in keys} for one in as_lines[1]] == as_list[1]
+    assert ("system" in row and bool(row["system"]) and "text" not in row) <= ("messages" in keys)
 
 
 def test_rows_keep_the_numbers_of_their_lines():

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from tgen.corpus.conversation import check_messages
@@ -136,19 +136,16 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
     known = _recognize(tuple(row))
     _check_preferences(row, known)
     keys, form = known.keys, known.form
+    _note_unused(known, left_out)
+    if form is not None and not form.prompt and known.messages is None:
+        return {"text": _to_text(row, keys[form.answer])}
     system = _optional(row, keys, _SYSTEM)
     if known.messages is not None:
         if _get(row, keys, "tools"):
             left_out.rows["tools"] += 1
-        _note_unused(row, keys, (known.messages, "tools", *_SYSTEM), left_out)
         return _conversation(_parse_list(row[keys[known.messages]]), left_out, system)
     if form is None:
         raise unknown_keys_error(row)
-    if not form.prompt:
-        _note_unused(row, keys, (form.answer,), left_out)
-        return {"text": _to_text(row, keys[form.answer])}
-    used = (form.prompt, form.answer, *form.context, *_SYSTEM, "history")
-    _note_unused(row, keys, used, left_out)
     prompt, answer = row[keys[form.prompt]], row[keys[form.answer]]
     if isinstance(prompt, list) or isinstance(answer, list):
         return _conversation(_turns(prompt, "user") + _turns(answer, "assistant"), left_out, system)
@@ -169,6 +166,13 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
         for role, text in zip(roles, pair, strict=True)
     ]
     return _conversation(messages, left_out, system)
+
+
+def has_additions(row: Row, left_out: LeftOut) -> bool:
+    """Return whether a row has a system message, earlier turns or tools; note unused keys."""
+    known = _recognize(tuple(row))
+    _note_unused(known, left_out)
+    return any(row[key] for key in known.additions)
 
 
 def map_columns(row: Any, columns: Sequence[str], left_out: LeftOut) -> Row:
@@ -238,18 +242,28 @@ class _Keys(NamedTuple):
     form: Form | None
     preference: tuple[str, str] | None  # of _PREFERENCES
     label: str | None  # of _LABELS
+    additions: tuple[str, ...]  # keys of a system message, earlier turns and tools
+    unused: dict[str, None]  # the first keys of no use, as they are shown
 
 
 @lru_cache(maxsize=8)  # the rows of a file have few sets of keys, which may be large
 def _recognize(names: tuple[str, ...]) -> _Keys:
     keys = {name.strip().lower(): name for name in reversed(names)}
     form = next((f for f in FORMS if f.answer in keys and (not f.prompt or f.prompt in keys)), None)
+    messages = next((key for key in MESSAGES if key in keys), None)
+    used, additions = {messages}, (*_SYSTEM, "tools")
+    if messages is None and form is not None:
+        used = {form.prompt, form.answer, *form.context}
+        additions = (*_SYSTEM, "history") if form.prompt else ()
+    unused = (name for name in names if name not in map(keys.get, (*used, *additions)))
     return _Keys(
         keys,
-        next((key for key in MESSAGES if key in keys), None),
+        messages,
         form,
         next((pair for pair in _PREFERENCES if keys.keys() >= set(pair)), None),
         next((label for label in _LABELS if label in keys), None),
+        tuple(keys[key] for key in additions if key in keys),
+        dict.fromkeys(map(shown_key, islice(unused, _MAX_KEYS))),
     )
 
 
@@ -276,10 +290,9 @@ def _check_preferences(row: Row, known: _Keys) -> None:
         )
 
 
-def _note_unused(row: Row, keys: Mapping[str, str], used: Sequence[str], left_out: LeftOut) -> None:
-    for key in row.keys() - {keys.get(name, "") for name in used}:
-        if len(left_out.keys) < _MAX_KEYS:
-            left_out.keys[shown_key(key)] = None
+def _note_unused(known: _Keys, left_out: LeftOut) -> None:
+    if known.unused and len(left_out.keys) < _MAX_KEYS:
+        left_out.keys.update(known.unused)
 
 
 def _optional(row: Row, keys: Mapping[str, str], names: Sequence[str]) -> str | None:

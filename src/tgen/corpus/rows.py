@@ -26,6 +26,7 @@ from tgen.corpus.row_forms import (
     begins_with_answer,
     find_answer,
     find_form,
+    has_additions,
     is_message,
     map_columns,
     map_row,
@@ -246,7 +247,9 @@ class _Conversion:
             row, form = map_columns(value, self._columns, self._left_out), self._form
         else:
             form = find_form(value) or ""
-            is_canonical = self._is_lines and _is_canonical(value, form, self._is_chat)
+            is_canonical = self._is_lines and _is_canonical(
+                value, form, self._is_chat, self._left_out
+            )
             row = value if is_canonical else map_row(value, self._left_out)
         if self._is_chat is None:
             self._is_chat = "messages" in row
@@ -331,20 +334,21 @@ class _Conversion:
         return notes
 
 
-def _is_canonical(row: Any, form: str, is_chat: bool | None) -> bool:
-    """Return whether a row of a form needs no change."""
+def _is_canonical(row: Any, form: str, is_chat: bool | None, left_out: LeftOut) -> bool:
+    """Return whether a row of a form needs no change; if so, note its unused keys."""
     if not isinstance(row, dict):
         return False
-    if form == "messages" and "messages" in row and is_chat is not False:
+    n, get = 1, row.get
+    if form == "text":
+        is_valid = isinstance(get("text"), str)
+    elif form == "prompt and completion":
+        n, is_valid = 2, isinstance(get("prompt"), str) and isinstance(get("completion"), str)
+    elif is_valid := form == "messages" and "messages" in row and is_chat is not False:
         try:
             check_messages(row["messages"])
         except CorpusError:
             return False
-        return not row.get("tools")
-    if form == "text":
-        return isinstance(row.get("text"), str)
-    is_pair = form == "prompt and completion"
-    return is_pair and all(isinstance(row.get(key), str) for key in ("prompt", "completion"))
+    return is_valid and (len(row) == n or not has_additions(row, left_out))
 
 
 def _choose_columns(name: str, values: Sequence[Any]) -> list[str] | None:
