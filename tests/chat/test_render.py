@@ -60,7 +60,7 @@ def test_memory_and_output_are_limited(monkeypatch):
     renderer = render.Sandbox()
     with pytest.raises(ModelError, match="its output is too large"):
         renderer.render(ChatTemplate(HOSTILE["wide"], {}), [user("x")])
-    peak = Path(f"/proc/{renderer._child.pid}/status").read_text().split("VmPeak:")[1]
+    peak = Path(f"/proc/{renderer._child.process.pid}/status").read_text().split("VmPeak:")[1]
     assert int(peak.split()[0]) * 1024 <= render.BYTES
 
 
@@ -68,9 +68,9 @@ def test_one_process_handles_many_requests(monkeypatch):
     renderer = render.Sandbox()
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     assert renderer.render(template, [user("a"), user("b")]) == ["<s>a", "<s>b"]
-    child = renderer._child
+    child = renderer._child.process
     assert renderer.render(template, [user("c")]) == ["<s>c"]
-    assert renderer._child is child
+    assert renderer._child.process is child
     child.kill()
     child.wait()
     assert renderer.render(template, [user("d")]) == ["<s>d"]

@@ -64,14 +64,15 @@ def read(content, name="rows.json", **options):
 )
 def test_form_is_recognized_by_its_keys(row, form, expected):
     converted, found = read([row, row], "rows.jsonl")
-    assert (converted.form, converted.n_rows, converted.n_bad) == (form, 2, 0)
+    assert (converted.form, converted.n_rows) == (form, 2)
     assert found[0] == found[1]
     if expected is None:
         expected = (
-            {"messages": [SYSTEM, *QA]} if converted.is_chat else {"prompt": "q", "completion": "a"}
+            {"messages": [SYSTEM, *QA]}
+            if "messages" in found[0]
+            else {"prompt": "q", "completion": "a"}
         )
     assert found[0] == expected
-    assert converted.is_chat == ("messages" in expected)
     for text in (json.dumps([row]), json.dumps([row], indent=1), json.dumps({"data": [row]})):
         if isinstance(row, dict):
             assert read(text)[1] == found[:1]
@@ -95,7 +96,9 @@ def test_what_a_message_has_besides_its_text_is_left_out_and_counted():
     ]
     assert read([{"messages": QA, "tools": [{}]}], "rows.jsonl")[1] == [{"messages": QA}]
     greeting, _ = read([{"messages": [QA[1], *QA]}], "rows.jsonl")
-    assert greeting.notes == ["the assistant begins 1 conversation: the greeting is context"]
+    assert greeting.notes == [
+        "the assistant begins 1 conversation: the first message is excluded from the loss"
+    ]
     assert greeting.spool is None
 
 
@@ -141,11 +144,9 @@ def test_rows_keep_the_numbers_of_their_lines():
     lines = [{"text": "a"}, "", {"body": 1, "text": "b"}, "bad", {"content": "c", "text": 2}]
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     converted, _ = read(text, "rows.jsonl", skip_bad_rows=True)
-    assert converted.has_lines
     assert converted.spool.splitlines() == [
         *(b'{"text": "a"}', b"", b'{"body": 1, "text": "b"}', b"", b'{"text": "2"}')
     ]
-    assert converted.n_bad == 1
     assert converted.notes[0].startswith("1 bad row left out: line 4: not valid JSON")
 
 
@@ -161,7 +162,7 @@ def test_all_bad_rows_are_counted_and_the_first_five_shown():
     ]
     assert "--skip-bad-rows" in error.value.hint
     converted, found = read(text, "rows.jsonl", skip_bad_rows=True)
-    assert (converted.n_rows, converted.n_bad) == (2, 7)
+    assert converted.n_rows == 2
     assert found == [{"text": "a"}, {"text": "b"}]
     with pytest.raises(CorpusError, match=r"rows.json, row 2: 'output' is null"):
         read(json.dumps([ALPACA, ALPACA | {"output": None}]))
@@ -195,7 +196,7 @@ def test_columns_choose_what_is_learned():
     assert read(text, columns=["a", "b", "c"])[1] == [{"prompt": "x\n\ny", "completion": "z"}]
     assert read(text, columns=["d"])[1] == [{"messages": QA}]
     assert read(text, text_column="c")[1] == [{"text": "z"}]
-    assert read(text, columns=["a", "b"], chat=True)[0].is_chat
+    assert read(text, columns=["a", "b"], chat=True)[1][0].keys() == {"messages"}
     with pytest.raises(CorpusError, match="the row has the keys 'a', 'b', 'c', 'd', not 'e'"):
         read(text, text_column="e")
 
@@ -309,6 +310,19 @@ def test_long_files_are_read_in_parts(monkeypatch):
         read(json.dumps([{"text": "x" * 300}]))
 
 
+def test_sample_and_list_of_messages_are_bounded(monkeypatch):
+    lengths = []
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "_SAMPLE_BYTES", 5)
+        patch.setattr(rows, "_choose_columns", lambda _, values: lengths.append(len(values)))
+        read(json.dumps([{"text": "a" * 99}] * 4))
+        read("text\n" + "a\n" * 9, "a.csv")
+    assert lengths == [1, 1]
+    monkeypatch.setattr(rows, "_MAX_JSON", 200)
+    with pytest.raises(CorpusError, match="a conversation of more than 200 bytes"):
+        read(json.dumps(QA * 9))
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 forms = st.sampled_from([form for form in FORMS if form.prompt])
 
@@ -327,7 +341,6 @@ def test_every_form_keeps_its_texts(form, pairs, data):
     ]
     converted, found = read(json.dumps(made, indent=data.draw(st.sampled_from([None, 1]))))
     assert converted.form == form.name
-    assert converted.is_chat == form.is_chat
     for row, (q, c, a) in zip(found, pairs, strict=True):
         prompt = "\n\n".join(part for part in (q, c if context else "") if part.strip()) or q
         if form.is_chat:
@@ -351,8 +364,7 @@ def test_every_list_of_messages_keeps_its_texts(key, names, contents, greets):
     buffer = StringIO()
     for _ in range(2):
         buffer.write(json.dumps({key: messages}) + "\n")
-    converted, found = read(buffer.getvalue(), "x.jsonl")
-    assert converted.is_chat
+    _, found = read(buffer.getvalue(), "x.jsonl")
     assert [message["content"] for message in found[1]["messages"]] == contents
     expected = ["assistant" if role == "gpt" else "user" for role in roles]
     assert [message["role"] for message in found[0]["messages"]] == expected

@@ -1,6 +1,7 @@
 """Tables: CSV and TSV in the dialects that programs write, parquet and Arrow."""
 
 import csv
+import errno
 import io
 import json
 
@@ -12,6 +13,8 @@ from tgen.corpus import tables
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
+from tgen.machine.child import Child
+from tgen.storage.files import RandomAccessFile
 
 TEXTS = ['the "king",\nsaid; a|b\tc', "日本 é", "x", 'a "b"', ""]
 
@@ -139,3 +142,47 @@ def test_damaged_parquet_is_an_error(table, monkeypatch):
     with pytest.raises(CorpusError, match="needs pyarrow") as error:
         read(content, "a.parquet")
     assert "pip install 'tgen-lm[tables]'" in error.value.hint
+
+
+def test_only_the_wanted_columns_are_read(table):
+    for name, made in (("a.parquet", "parquet"), ("a.feather", "file"), ("a.arrow", "stream")):
+        content = to_bytes(table, made)
+        source, kind = Source(name, content), tables.table_kind(name, content) or ""
+        last = table.schema.names[-1]
+        first = next(tables.read_table(source, kind, columns=[last.upper()])).value
+        assert first.keys() == {last}
+        first = next(tables.read_table(source, kind, columns=[last, "missing"])).value
+        assert first.keys() == set(table.schema.names)
+
+
+def test_process_of_a_table_ends_with_an_error_and_after_its_time(table, monkeypatch):
+    children = []
+
+    class RecordedChild(Child):
+        def __init__(self, *program, **options):
+            super().__init__(*program, **options)
+            children.append(self)
+
+    monkeypatch.setattr(tables, "Child", RecordedChild)
+    content = to_bytes(table, "parquet")
+    with pytest.raises(CorpusError, match="not 'missing'") as error:
+        read(content, "a.parquet", columns=["missing"])
+    assert children[0].process.returncode is not None, error
+    monkeypatch.setattr(tables, "_SECONDS", 0)
+    with pytest.raises(CorpusError, match="it takes more than 0 s to read"):
+        read(content, "a.parquet")
+
+
+def test_full_disk_is_an_error(table, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RandomAccessFile, "append", fail)
+    with pytest.raises(CorpusError, match=r"cannot store a\.parquet .*: No space left"):
+        read(to_bytes(table, "parquet"), "a.parquet")
+
+
+def test_limit_of_cells_is_restored():
+    limit = csv.field_size_limit()
+    assert read(f"text\n{'a' * 200_000}\n")[2] == [{"text": "a" * 200_000}]
+    assert csv.field_size_limit() == limit

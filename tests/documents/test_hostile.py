@@ -1,6 +1,8 @@
 """Hostile documents: an error of one line with what to do, in bounded time and memory."""
 
+import errno
 import os
+import threading
 
 import pytest
 
@@ -10,6 +12,7 @@ from tgen.documents import convert
 from tgen.documents.convert import Converter, convert_document
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
+from tgen.storage import files
 from tgen.storage.files import RandomAccessFile
 
 ENTITIES = '<!DOCTYPE x [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><x>&b;</x>'
@@ -104,6 +107,52 @@ def test_next_document_never_gets_the_answer_of_an_interrupted_one(tmp_path, mon
     path.write_text("second")
     assert converter.convert(path, "html").spool.read(0, 9) == b"second"
     converter.close()
+
+
+def test_full_disk_is_an_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.html"
+    path.write_text("text")
+    monkeypatch.setattr(RandomAccessFile, "append", fail)
+    with pytest.raises(CorpusError, match=r"cannot store the text of .*a.html .*: No space left"):
+        convert_document(path, "html")
+    monkeypatch.setattr(files, "open_temporary", fail)
+    n_threads = threading.active_count()
+    with pytest.raises(OSError, match="No space"):
+        convert_document(path, "html")
+    assert threading.active_count() == n_threads
+
+
+def test_another_thread_does_not_end_a_conversion(tmp_path, monkeypatch):
+    converter = Converter()
+    path = tmp_path / "a.html"
+    path.write_text("text")
+    append = RandomAccessFile.append
+
+    def close_and_append(file, text):
+        thread = threading.Thread(target=converter.close)
+        thread.start()
+        thread.join()
+        assert converter._child.process.poll() is None
+        append(file, text)
+
+    monkeypatch.setattr(RandomAccessFile, "append", close_and_append)
+    assert converter.convert(path, "html").spool.read(0, 9) == b"text"
+    converter.close()
+    assert converter._child.process.poll() is not None
+
+
+def test_killed_reader_is_not_called_slow(tmp_path, monkeypatch):
+    def exchange(child, *_):
+        child.kill()
+        raise EOFError
+
+    (tmp_path / "a.html").write_text("text")
+    monkeypatch.setattr(convert, "_exchange", exchange)
+    with pytest.raises(CorpusError, match="crashed its reader"):
+        Converter().convert(tmp_path / "a.html", "html")
 
 
 def test_missing_library_names_the_extra(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ all pieces. It writes a table (n, 2) int64, the number of tokens of each piece a
 replaced in it (-1: the piece cannot be encoded), and the tokens, uint32.
 """
 
-import os
 import struct
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.errors import TgenError
+from tgen.machine import child
 from tgen.tokenizer import Tokenizer
 
 _BATCH = 1 << 20  # bytes after which a batch is sent
@@ -101,13 +101,11 @@ class _Worker:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._child = subprocess.Popen(
-            # -P: do not import from the current directory.
-            [sys.executable, "-P", "-m", "tgen.corpus.parallel_tokenize"],
+            child.command("-m", "tgen.corpus.parallel_tokenize"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"},
+            env=child.environment() | {"RAYON_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is handled by this process
         )
         self._send(tokenizer.json.encode())
@@ -130,8 +128,7 @@ class _Worker:
         return encoded
 
     def kill(self) -> None:
-        self._child.kill()
-        self._child.communicate()
+        child.kill(self._child)
 
     def _send(self, data: bytes) -> None:
         assert self._child.stdin

@@ -251,9 +251,10 @@ def _recognize(names: tuple[str, ...]) -> _Keys:
     keys = {name.strip().lower(): name for name in reversed(names)}
     form = next((f for f in FORMS if f.answer in keys and (not f.prompt or f.prompt in keys)), None)
     messages = next((key for key in MESSAGES if key in keys), None)
-    used, additions = {messages}, (*_SYSTEM, "tools")
+    used: tuple[str, ...] = (messages or "",)
+    additions: tuple[str, ...] = (*_SYSTEM, "tools")
     if messages is None and form is not None:
-        used = {form.prompt, form.answer, *form.context}
+        used = (form.prompt, form.answer, *form.context)
         additions = (*_SYSTEM, "history") if form.prompt else ()
     unused = (name for name in names if name not in map(keys.get, (*used, *additions)))
     return _Keys(

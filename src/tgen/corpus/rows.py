@@ -9,7 +9,8 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from tgen.corpus.row_forms import (
 from tgen.corpus.sources import Source
 from tgen.corpus.tables import NumberedRow
 from tgen.errors import CorpusError
+from tgen.reports.number_format import count
 from tgen.storage import files
 
 _NAMES = (".jsonl", ".ndjson", ".jsonlines")
@@ -44,6 +46,7 @@ _BLOCK = 1 << 20  # bytes per read, and bytes per write
 _MAX_JSON = 1 << 27  # characters of a value
 _NEAR_END = 16  # characters: an error there may be due to an incomplete text
 _SAMPLE = 100  # rows that tell the form
+_SAMPLE_BYTES = 1 << 24  # after which no more rows tell it
 _LONG = 25  # average characters of a column that has text
 _SHOWN = 20  # keys in a note
 _MAX_BAD = 5  # rows in an error
@@ -66,10 +69,7 @@ class ConvertedRows:
     spool: files.RandomAccessFile | None  # canonical JSON Lines; None: the source already is
     form: str  # such as "Alpaca"
     n_rows: int
-    n_bad: int  # left out
     notes: list[str]
-    is_chat: bool  # the rows are conversations
-    has_lines: bool  # line n of the spool is line n of the source; else it is row n
 
 
 def row_kind(name: str, head: bytes) -> str | None:
@@ -132,27 +132,32 @@ def convert_rows(
     if is_lines:
         rows = _read_json_lines(source)
     elif is_table:
-        rows = tables.read_table(source, kind, report)
+        rows = tables.read_table(source, kind, report, columns or ())
     else:
         rows = _read_json(source, left_out)
-    sample = list(islice(rows, _SAMPLE))
-    form = ""
-    if columns is None:
-        columns = _choose_columns(source.name, [row.value for row in sample])
-    elif not is_table and all(isinstance(row.value, str) for row in sample):
-        columns = None  # a list of texts has no columns
-    if columns is not None:
-        form = (
-            f"text of the column {shown_key(columns[0])!r}"
-            if len(columns) == 1
-            else ", ".join(columns)
+    with closing(rows):  # ends the process that reads a table
+        sample = []
+        for row in islice(rows, _SAMPLE):
+            sample.append(row)
+            if row.end > _SAMPLE_BYTES:
+                break
+        form = ""
+        if columns is None:
+            columns = _choose_columns(source.name, [row.value for row in sample])
+        elif not is_table and all(isinstance(row.value, str) for row in sample):
+            columns = None  # a list of texts has no columns
+        if columns is not None:
+            form = (
+                f"text of the column {shown_key(columns[0])!r}"
+                if len(columns) == 1
+                else ", ".join(columns)
+            )
+            if columns == ["text"] or columns == ("text",):
+                form = "text"
+        conversion = _Conversion(
+            source, columns, form, left_out, chat=chat, skips=skip_bad_rows, kind=kind
         )
-        if columns == ["text"] or columns == ("text",):
-            form = "text"
-    conversion = _Conversion(
-        source, columns, form, left_out, chat=chat, skips=skip_bad_rows, kind=kind
-    )
-    return conversion.convert(chain(sample, rows), report)
+        return conversion.convert(chain(sample, rows), report)
 
 
 class _Conversion:
@@ -204,10 +209,7 @@ class _Conversion:
             self._spool,
             " and ".join(form for form, _ in self._forms.most_common(3)),
             n_rows,
-            self._n_bad,
             self._notes(),
-            bool(self._is_chat),
-            self._is_lines,
         )
 
     def _add(self, row: NumberedRow) -> None:
@@ -314,14 +316,12 @@ class _Conversion:
         """Return what the rows have that is not learned."""
         notes = []
         if self._n_bad:
-            notes.append(f"{_count(self._n_bad, 'bad row')} left out: {self._list_bad()}")
+            notes.append(f"{count(self._n_bad, 'bad row')} left out: {self._list_bad()}")
         if self._n_empty:
-            notes.append(f"{_count(self._n_empty, 'empty row')} left out")
-        parts = [
-            f"{shown_key(key)} of {_count(n, 'row')}" for key, n in self._left_out.rows.items()
-        ]
+            notes.append(f"{count(self._n_empty, 'empty row')} left out")
+        parts = [f"{shown_key(key)} of {count(n, 'row')}" for key, n in self._left_out.rows.items()]
         parts += [
-            f"{shown_key(key)} of {_count(n, 'message')}"
+            f"{shown_key(key)} of {count(n, 'message')}"
             for key, n in self._left_out.messages.most_common(5)
         ]
         if parts:
@@ -329,8 +329,8 @@ class _Conversion:
         if self._left_out.keys:
             notes.append(f"keys that are not used: {', '.join(sorted(self._left_out.keys))}")
         if self._n_greetings:
-            n = _count(self._n_greetings, "conversation")
-            notes.append(f"the assistant begins {n}: the greeting is context")
+            n = count(self._n_greetings, "conversation")
+            notes.append(f"the assistant begins {n}: the first message is excluded from the loss")
         return notes
 
 
@@ -386,7 +386,7 @@ def _choose_columns(name: str, values: Sequence[Any]) -> list[str] | None:
     )
 
 
-def _read_json_lines(source: Source) -> Iterator[NumberedRow]:
+def _read_json_lines(source: Source) -> Generator[NumberedRow]:
     """Yield the value of each line that is not blank."""
     for number, (start, line) in enumerate(read_lines(source), 1):
         if line.strip():
@@ -394,7 +394,7 @@ def _read_json_lines(source: Source) -> Iterator[NumberedRow]:
                 value = _name_cells(json.loads(line))
             except (ValueError, RecursionError) as error:
                 value = _json_error(error, line)
-            yield NumberedRow(number, value, (start, line))
+            yield NumberedRow(number, value, (start, line), start + len(line))
         else:
             yield NumberedRow(number, None, (start, line))
 
@@ -409,7 +409,7 @@ def _json_error(error: Exception, line: bytes) -> CorpusError:
     return CorpusError("a number is too long, or the nesting too deep", "shorten or remove the row")
 
 
-def _read_json(source: Source, left_out: LeftOut) -> Iterator[NumberedRow]:
+def _read_json(source: Source, left_out: LeftOut) -> Generator[NumberedRow]:
     """Yield the elements of a list, the objects of a file one after another, or the rows in its
     only object. A list of messages is one row. Raises CorpusError for invalid JSON."""
     values = _Values(source)
@@ -417,6 +417,9 @@ def _read_json(source: Source, left_out: LeftOut) -> Iterator[NumberedRow]:
     second = next(values, None)
     rows: Iterable[Any] = chain([first], [] if second is None else [second], values)
     if values.in_list and is_message(first) and find_form(first) is None:
+        if source.n_bytes > _MAX_JSON:
+            what = f"{source.name} has a conversation of more than {_MAX_JSON:,} bytes"
+            raise CorpusError(what, "write each conversation as a row of its own")
         rows = [list(rows)]
     elif second is None and not values.in_list:
         try:
@@ -427,7 +430,7 @@ def _read_json(source: Source, left_out: LeftOut) -> Iterator[NumberedRow]:
             rows = inner.rows
             left_out.keys.update(dict.fromkeys(inner.unused))
     for number, row in enumerate(rows, 1):
-        yield NumberedRow(number, _name_cells(row))
+        yield NumberedRow(number, _name_cells(row), end=values.position)
 
 
 def _name_cells(row: Any) -> Any:
@@ -444,7 +447,7 @@ class _Values:
     """The values of a JSON text: the elements of its list, or one after another."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._position = source, 0
+        self._source, self.position = source, 0
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at, self._at_end = "", 0, False
         self._n_lines = 0  # before `_text`
@@ -504,8 +507,8 @@ class _Values:
     def _fill(self) -> None:
         """Read more, as much again as there is: a long value is decoded few times."""
         self._n_lines += self._text.count("\n", 0, self._at)
-        block = self._source.read(self._position, max(_BLOCK, len(self._text) - self._at))
-        self._position += len(block)
+        block = self._source.read(self.position, max(_BLOCK, len(self._text) - self._at))
+        self.position += len(block)
         self._at_end = not block
         try:
             added = self._decoder.decode(block, final=self._at_end)
@@ -629,7 +632,3 @@ def _dump(row: Row) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # an unpaired surrogate
         return json.dumps(row).encode() + b"\n"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

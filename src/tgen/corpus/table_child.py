@@ -7,7 +7,7 @@ instead says why the file cannot be read.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ _BATCH = 256  # rows
 
 
 def main() -> None:
-    """Write the rows of the file on stdin; the argument is its kind."""
+    """Write the rows of the file on stdin; the arguments are its kind, and names of columns."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -31,7 +31,7 @@ def main() -> None:
     pa.set_io_thread_count(1)
     write = sys.stdout.buffer.write
     try:
-        for batch in _read_batches(sys.argv[1]):
+        for batch in _read_batches(sys.argv[1], sys.argv[2:]):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 write(json.dumps(row, default=_to_json).encode() + b"\n")
     except BrokenPipeError:  # the parent has read enough
@@ -44,30 +44,36 @@ def main() -> None:
     sys.stdout.buffer.flush()
 
 
-def _read_batches(kind: str) -> Iterator[pa.RecordBatch]:
+def _read_batches(kind: str, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     """Write the names of the columns and yield the batches of rows."""
     sys.stdin.buffer.seek(0)
     file = pa.PythonFile(sys.stdin.buffer, mode="r")
+    batches: Iterable[pa.RecordBatch]
     if kind == "parquet":
         table = parquet.ParquetFile(file, memory_map=False)
-        _write_names(table.schema_arrow.names)
-        yield from table.iter_batches(batch_size=_BATCH, use_threads=False)
-        return
-    head = sys.stdin.buffer.read(6)
-    sys.stdin.buffer.seek(0)
-    if head == b"ARROW1":
-        reader = ipc.open_file(file)
-        _write_names(reader.schema.names)
-        for i in range(reader.num_record_batches):
-            yield reader.get_batch(i)
+        names = _choose(table.schema_arrow.names, wanted)
+        batches = table.iter_batches(batch_size=_BATCH, use_threads=False, columns=names)
     else:
-        stream = ipc.open_stream(file)
-        _write_names(stream.schema.names)
-        yield from stream
-
-
-def _write_names(names: list[str]) -> None:
+        head = sys.stdin.buffer.read(6)
+        sys.stdin.buffer.seek(0)
+        if head == b"ARROW1":
+            reader = ipc.open_file(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+            names = _choose(reader.schema.names, wanted)
+        else:
+            batches = stream = ipc.open_stream(file)
+            names = _choose(stream.schema.names, wanted)
     sys.stdout.buffer.write(json.dumps(names).encode() + b"\n")
+    for batch in batches:
+        yield batch.select([i for i, name in enumerate(batch.schema.names) if name in names])
+
+
+def _choose(names: list[str], wanted: list[str]) -> list[str]:
+    """Return the names of the wanted columns, whatever their case; all if one is missing."""
+    lower = {name.strip().lower() for name in wanted}
+    chosen = [name for name in names if name in wanted or name.strip().lower() in lower]
+    found = {name.strip().lower() for name in chosen}
+    return chosen if chosen and found >= lower else names
 
 
 def _to_json(value: Any) -> Any:

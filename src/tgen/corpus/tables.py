@@ -6,11 +6,9 @@ equally many cells. Parquet and Arrow files are read by pyarrow in a process of 
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tgen.corpus.jsonl import read_lines
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
+from tgen.machine.child import Child
 from tgen.storage import files
 
 if TYPE_CHECKING:
@@ -33,9 +32,11 @@ _SAMPLE_RECORDS = 50
 _COPY = 1 << 22  # bytes per read
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
+_SECONDS, _BYTES_PER_SECOND = 240, 25_000  # of time; the process has a quarter of it on the CPU
 _MAX_HEADING = 64  # characters of a column's name
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
+_limit_lock = threading.Lock()  # the limit of cells is the process's
 
 
 class Dialect(NamedTuple):
@@ -56,12 +57,13 @@ class Dialect(NamedTuple):
 
 
 class NumberedRow(NamedTuple):
-    """A row: its number in its file, its value or what is wrong with it, and, if it is a line, its
-    start and its bytes."""
+    """A row: its number in its file, its value or what is wrong with it, if it is a line, its start
+    and its bytes, and the bytes that were read until its end."""
 
     number: int
     value: Any
     line: tuple[int, bytes] | None = None
+    end: int = 0
 
 
 def table_kind(name: str, head: bytes) -> str | None:
@@ -77,19 +79,22 @@ def table_kind(name: str, head: bytes) -> str | None:
 
 
 def read_table(
-    source: Source, kind: str, report: Callable[[int], None] = lambda _: None
-) -> Iterator[NumberedRow]:
+    source: Source,
+    kind: str,
+    report: Callable[[int], None] = lambda _: None,
+    columns: Sequence[str] = (),
+) -> Generator[NumberedRow]:
     """Yield the rows of a table of one of `KINDS`; `report` gets the bytes that are done.
 
-    Raises CorpusError if it cannot be read.
+    Of parquet and Arrow files, only these columns are read; () are all. Raises CorpusError if the
+    table cannot be read.
     """
     if kind in ("parquet", "arrow"):
-        return _read_columns(source, kind)
+        return _read_columns(source, kind, columns)
     return _read_csv(source, report)
 
 
-def _read_csv(source: Source, report: Callable[[int], None]) -> Iterator[NumberedRow]:
-    csv.field_size_limit(_MAX_CELL)
+def _read_csv(source: Source, report: Callable[[int], None]) -> Generator[NumberedRow]:
     head = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
     n_skipped, dialect = _find_dialect(head, len(head) < source.n_bytes)
     record = 0  # start of the current one
@@ -111,7 +116,7 @@ def _read_csv(source: Source, report: Callable[[int], None]) -> Iterator[Numbere
         number, record = n_skipped + reader.line_num + 1, place[0]
         report(record)
         try:
-            cells = next(reader)
+            cells = _next_record(reader)
         except StopIteration:
             return
         except UnicodeDecodeError:
@@ -130,7 +135,7 @@ def _read_csv(source: Source, report: Callable[[int], None]) -> Iterator[Numbere
             if is_header:
                 continue
         if len(cells) == len(columns):
-            yield NumberedRow(number, dict(zip(columns, cells, strict=True)))
+            yield NumberedRow(number, dict(zip(columns, cells, strict=True)), end=place[0])
         else:
             what = f"{len(cells)} cells (the header has {len(columns)})"
             hint = f"write cells that have a {dialect.delimiter!r} in quotes"
@@ -162,7 +167,7 @@ def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int]:
     widths: list[int] = []
     while len(widths) < _SAMPLE_RECORDS:
         try:
-            if cells := next(reader):
+            if cells := _next_record(reader):
                 widths.append(len(cells))
         except StopIteration:
             break
@@ -171,6 +176,16 @@ def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int]:
                 widths.append(0)
     width = widths[0] if widths else 0
     return width > 1, widths.count(width) / max(1, len(widths)), width
+
+
+def _next_record(reader: "_csv.Reader") -> list[str]:
+    """Return the cells of the next record, with a limit that other readers do not get."""
+    with _limit_lock:
+        limit = csv.field_size_limit(_MAX_CELL)
+        try:
+            return next(reader)
+        finally:
+            csv.field_size_limit(limit)
 
 
 def _name_columns(cells: list[str]) -> tuple[list[str], bool]:
@@ -188,7 +203,7 @@ def _name_columns(cells: list[str]) -> tuple[list[str], bool]:
     return columns, is_header
 
 
-def _read_columns(source: Source, kind: str) -> Iterator[NumberedRow]:
+def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator[NumberedRow]:
     """Yield the rows of a parquet or an Arrow file, which a process of its own reads."""
     if find_spec("pyarrow") is None:
         raise CorpusError(
@@ -196,43 +211,42 @@ def _read_columns(source: Source, kind: str) -> Iterator[NumberedRow]:
             "pip install 'tgen-lm[tables]', or save the table as CSV",
         )
     copy = files.open_temporary(None)
-    for start in range(0, source.n_bytes, _COPY):
-        copy.append(source.read(start, _COPY))
-    child = subprocess.Popen(
-        # -P: do not import from the script's directory; as a script, it imports pyarrow alone.
-        [sys.executable, "-P", str(Path(__file__).with_name("table_child.py")), kind],
-        stdin=copy.fileno(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert child.stdout
+    try:
+        for start in range(0, source.n_bytes, _COPY):
+            copy.append(source.read(start, _COPY))
+    except OSError as error:
+        what = f"cannot store {source.name} in a temporary file: {error.strerror}"
+        raise CorpusError(what, "free disk space") from None
+    # As a script, it imports pyarrow alone.
+    child = Child(str(Path(__file__).with_name("table_child.py")), kind, *wanted, stdin=copy)
+    seconds = _SECONDS + source.n_bytes // _BYTES_PER_SECOND
     columns: list[str] | None = None
-    ended = False
     n_bytes, limit = 0, _MAX_TABLE + _MAX_EXPANSION * source.n_bytes
     try:
-        for number in count(0):
-            line = child.stdout.readline(_MAX_RECORD)
-            n_bytes += len(line)
-            if n_bytes > limit:
-                what = f"{source.name} expands to more than {limit:,} bytes"
-                raise CorpusError(what, "save the columns to train on as CSV")
-            value = json.loads(line) if line.endswith(b"\n") else None
-            if isinstance(value, str):
-                raise CorpusError(f"cannot read {source.name}: {value}", "write the file again")
-            if value is None:
-                ended = child.wait() == 0 and not line
-                break
-            if columns is None:
-                columns = value
-            else:
-                yield NumberedRow(number, dict(zip(columns, value, strict=True)))
-    finally:
-        child.kill()
-        child.communicate()
-    if not ended:
-        raise CorpusError(
-            f"cannot read {source.name}: it is damaged, or has a row of more than "
-            f"{_MAX_RECORD:,} bytes",
-            "write the file again, or save the table as CSV",
-        )
+        with child.use(seconds) as process:
+            assert process.stdout
+            for number in count(0):
+                line = process.stdout.readline(_MAX_RECORD)
+                n_bytes += len(line)
+                if n_bytes > limit:
+                    what = f"{source.name} expands to more than {limit:,} bytes"
+                    raise CorpusError(what, "save the columns to train on as CSV")
+                value = json.loads(line) if line.endswith(b"\n") else None
+                if isinstance(value, str):
+                    raise CorpusError(f"cannot read {source.name}: {value}", "write the file again")
+                if value is None:
+                    if line or process.wait() != 0:
+                        raise EOFError
+                    return
+                if columns is None:
+                    columns = value
+                else:
+                    row = dict(zip(columns, value, strict=True))
+                    yield NumberedRow(number, row, end=n_bytes)
+    except (EOFError, ValueError):
+        what = f"it is damaged, or has a row of more than {_MAX_RECORD:,} bytes"
+    except TimeoutError:
+        what = f"it takes more than {seconds:,} s to read"
+    raise CorpusError(
+        f"cannot read {source.name}: {what}", "write the file again, or save the table as CSV"
+    )

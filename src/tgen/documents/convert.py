@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tgen.errors import CorpusError
+from tgen.machine.child import Child
 from tgen.storage import files
 
 SECONDS, SECONDS_PER_MB, MAX_SECONDS = 30, 30, 3600  # of CPU time
@@ -36,7 +35,6 @@ class ConvertedDocument:
     """The texts of a document, in UTF-8 with LF, separated by `<|endoftext|>`."""
 
     spool: files.RandomAccessFile
-    n_texts: int
     left_out: dict[str, int]  # what has no text, such as "picture", and how many
 
 
@@ -44,8 +42,7 @@ class Converter:
     """A process that starts at the first document, and again after it had to be killed."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # one document at a time
+        self._child = Child("-m", "tgen.documents.read_child")
 
     def convert(
         self,
@@ -67,14 +64,11 @@ class Converter:
         if kind in _UNREADABLE:
             problem, hint = _UNREADABLE[kind]
             raise CorpusError(f"{name} {problem}", hint)
-        with self._lock:
-            return self._convert(content, kind, name, encoding, progress)
+        return self._convert(content, kind, name, encoding, progress)
 
     def close(self) -> None:
-        """End the process; the next document starts it again."""
-        if self._child is not None:
-            _kill(self._child)
-            self._child = None
+        """End the process, unless another thread uses it; the next document starts it again."""
+        self._child.close()
 
     def _convert(
         self,
@@ -96,61 +90,30 @@ class Converter:
             "memory": _BYTES + _BYTES_PER_BYTE * n_bytes,
             "max_text": _TEXT_BYTES + _TEXT_PER_BYTE * n_bytes,
         }
-        child = self._child if self._child and self._child.poll() is None else self._start()
-        timed_out = threading.Event()
-
-        def kill() -> None:
-            timed_out.set()
-            child.kill()
-
-        timer = threading.Timer(_WALL * seconds, kill)
-        timer.start()
-        spool, n_texts = files.open_temporary(None), 0
-        is_done = False
+        process = spool = None
         try:
-            for answer, text in _exchange(child, request, file):
-                if "progress" in answer:
-                    progress(answer["progress"])
-                elif "text" in answer:
-                    spool.append(text)
-                    n_texts += 1
-                elif "problem" in answer:
-                    is_done = not answer["kill"]
-                    raise CorpusError(f"{name} {answer['problem']}", answer["hint"])
-                else:
-                    is_done = True
-                    return ConvertedDocument(spool, n_texts, answer["left_out"])
-            raise EOFError
-        except (EOFError, ValueError, BrokenPipeError):  # killed, or it exited
-            self.close()
-            is_slow = timed_out.is_set() or child.returncode in _CPU_LIMIT
+            spool = files.open_temporary(None)
+            with self._child.use(_WALL * seconds) as process:
+                answer = _exchange(process, request, file, spool, progress, name)
+                if answer.get("kill"):
+                    raise _problem(name, answer)
+            if "problem" in answer:
+                raise _problem(name, answer)
+            return ConvertedDocument(spool, answer["left_out"])
+        except (TimeoutError, EOFError, ValueError, BrokenPipeError) as error:  # killed, or exited
+            is_slow = isinstance(error, TimeoutError) or (
+                process is not None and process.returncode == _CPU_LIMIT
+            )
             problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
             raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
         finally:
-            timer.cancel()
-            timer.join()
-            # After Ctrl-C, or without space, the next document must not get this answer.
-            if not is_done or timed_out.is_set():
-                self.close()
-            if sys.exc_info()[0] is not None:
+            if sys.exc_info()[0] is not None and spool is not None:
                 spool.close()
             if isinstance(content, Path):
                 file.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._child = subprocess.Popen(
-            # -P: do not import from the current directory.
-            [sys.executable, "-P", "-m", "tgen.documents.read_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        weakref.finalize(self, _kill, self._child)
-        return self._child
 
-
-_CPU_LIMIT = {-24, -9}  # SIGXCPU, and SIGKILL at the hard limit
+_CPU_LIMIT = -24  # SIGXCPU
 _shared = Converter()
 
 
@@ -167,9 +130,14 @@ def close_converter() -> None:
 
 
 def _exchange(
-    child: subprocess.Popen[bytes], request: dict[str, Any], file: files.RandomAccessFile
-) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Send a document, and yield the answers until the child ends."""
+    child: subprocess.Popen[bytes],
+    request: dict[str, Any],
+    file: files.RandomAccessFile,
+    spool: files.RandomAccessFile,
+    progress: Callable[[float], None],
+    name: str,
+) -> dict[str, Any]:
+    """Send a document, store its texts, and return the last answer."""
     assert child.stdin
     assert child.stdout
     child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -178,14 +146,22 @@ def _exchange(
         child.stdin.write(file.read(position, n).ljust(n, b"\0"))
     child.stdin.flush()
     while line := child.stdout.readline():
-        answer = json.loads(line)
-        n = answer.get("text", 0)
-        text = child.stdout.read(n)
-        if len(text) < n:
-            return
-        yield answer, text
+        answer: dict[str, Any] = json.loads(line)
+        if "progress" in answer:
+            progress(answer["progress"])
+        elif "text" in answer:
+            text = child.stdout.read(answer["text"])
+            if len(text) < answer["text"]:
+                break
+            try:
+                spool.append(text)
+            except OSError as error:
+                what = f"cannot store the text of {name} in a temporary file: {error.strerror}"
+                raise CorpusError(what, "free disk space") from None
+        else:
+            return answer
+    raise EOFError
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
+def _problem(name: str, answer: dict[str, Any]) -> CorpusError:
+    return CorpusError(f"{name} {answer['problem']}", answer["hint"])

@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import json
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
+from tgen.machine import child
 from tgen.serve.http_error import unavailable
 
 _REMEMBERED = 10_000  # grammars
@@ -69,14 +69,12 @@ class GrammarCheck:
                 return self._process
             # The server needs it, too; raises TgenError without llguidance.
             await asyncio.to_thread(lambda: self._vocabulary.grammars)
-            command = [sys.executable, "-P", "-m", "tgen.serve.grammar_child"]
-            path = os.pathsep.join(filter(None, sys.path))
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *child.command("-m", "tgen.serve.grammar_child"),
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=_LINE_BYTES,
-                env=os.environ | {"PYTHONPATH": path},
+                env=child.environment(),
             )
             tokens = [token.decode("latin-1") for token in self._vocabulary.tokens]
             self._send(process, {"tokens": tokens, "ends": sorted(self._vocabulary.ends)})

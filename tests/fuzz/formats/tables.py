@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from fuzz.mutations import Mutator, dump
-from tgen.corpus.conversation import parse_conversation
+from tgen.corpus.conversation import is_conversation, parse_conversation
 from tgen.corpus.jsonl import parse_row
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
@@ -88,7 +88,7 @@ class Tables:
         lines = [line for line in content.splitlines() if line.strip()]
         assert len(lines) == converted.n_rows, f"{len(lines)} of {converted.n_rows} rows"
         for line in lines:
-            if converted.is_chat:
+            if is_conversation(line):
                 parse_conversation(line)
             else:
                 assert parse_row(line) is not None, f"not canonical: {line[:200]!r}"
