@@ -219,7 +219,7 @@ def test_one_file_has_text_or_conversations():
 
 
 def table(orient, n):
-    """Return a table as pandas and the viewer of datasets write it."""
+    """Return a table as pandas writes it."""
     numbers, made = range(n), [f"text {i}" for i in range(n)]
     by_row = {str(i): {"id": i, "text": text} for i, text in enumerate(made)}
     return {
@@ -235,21 +235,20 @@ def table(orient, n):
             "data": [[i, text] for i, text in enumerate(made)],
         },
         "values": [[i, f"{text} and more and more and more"] for i, text in enumerate(made)],
-        "list": {"id": list(numbers), "text": made},
-        "viewer": {
-            "features": [{"name": "text"}],
-            "rows": [{"row_idx": i, "row": row} for i, row in enumerate(by_row.values())],
-        },
     }[orient]
 
 
 @pytest.mark.parametrize("n", [2, 3000])
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize(
-    "orient", ["records", "columns", "index", "split", "values", "list", "viewer"]
-)
-def test_tables_as_json_have_their_rows(orient, indent, n):
-    converted, found = read(json.dumps(table(orient, n), indent=indent))
+@pytest.mark.parametrize("orient", ["records", "values", "columns", "index", "split"])
+def test_tables_as_json_have_their_rows_or_are_refused(orient, indent, n):
+    text = json.dumps(table(orient, n), indent=indent)
+    if orient not in ("records", "values"):
+        with pytest.raises(CorpusError, match="a table by columns or with an index") as error:
+            read(text)
+        assert 'orient="records"' in error.value.hint
+        return
+    converted, found = read(text)
     assert [row["text"].split(" and")[0] for row in found] == [f"text {i}" for i in range(n)]
     assert converted.spool is not None
 

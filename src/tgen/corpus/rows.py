@@ -58,7 +58,10 @@ _LIST = re.compile(r'\[\s*(?:\[\s*)?\{\s*["}]')
 _CELLS = re.compile(r'\[\s*(?:\[\s*)?["\d-]')  # texts, or lists of cells
 _OBJECT = re.compile(r'\{\s*["}]')
 _MEMBER = re.compile(r'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
-_NUMBERED = re.compile(r'\{\s*"(\d+)"\s*:')
+# Objects as pandas writes tables with an `orient` of columns, index, split and table.
+_PANDAS = re.compile(
+    r'\{\s*(?:"[^"]*"\s*:\s*\{\s*"0"|"0"\s*:\s*\{|"columns"\s*:\s*\[|"schema"\s*:\s*\{\s*"fields")'
+)
 _SKIP_HINT = "correct them, or leave them out with --skip-bad-rows"
 
 
@@ -81,6 +84,8 @@ def row_kind(name: str, head: bytes) -> str | None:
     if kind := tables.table_kind(name, head):
         return kind
     text = head.decode("utf-8-sig", errors="ignore").lstrip()
+    if _PANDAS.match(text):
+        return "json objects"  # which are refused
     first, _, rest = text.partition("\n")
     is_line, by_name = _parse(first) is not None, "json lines" if name.endswith(_NAMES) else None
     if text.startswith("["):
@@ -100,8 +105,7 @@ def row_kind(name: str, head: bytes) -> str | None:
         value, end = dict(_members(text)), len(text)
     if text[end:].lstrip().startswith("{"):
         return "json objects"
-    is_cut = end == len(text) and _parse(text) is None
-    if not text[end:].strip() and (_has_inner_rows(value) or (is_cut and _may_be_columns(value))):
+    if not text[end:].strip() and _has_inner_rows(value):
         return "json objects"
     if _is_row(value):
         return "json lines" if is_line or "\n" not in text else "json objects"
@@ -412,6 +416,10 @@ def _json_error(error: Exception, line: bytes) -> CorpusError:
 def _read_json(source: Source, left_out: LeftOut) -> Generator[NumberedRow]:
     """Yield the elements of a list, the objects of a file one after another, or the rows in its
     only object. A list of messages is one row. Raises CorpusError for invalid JSON."""
+    head = source.read(0, _BLOCK).decode("utf-8-sig", errors="replace").lstrip()
+    if _PANDAS.match(head):
+        hint = 'write it as rows: df.to_json("rows.jsonl", orient="records", lines=True)'
+        raise CorpusError(f"{source.name} is a table by columns or with an index", hint)
     values = _Values(source)
     first = next(values, None)
     second = next(values, None)
@@ -542,8 +550,7 @@ class _InnerRows(NamedTuple):
 
 
 def _find_inner_rows(value: Any) -> _InnerRows | None:
-    """Return the rows of an object around a list of them, or of one as pandas writes it (with an
-    `orient` of split, columns, index or list); None for another value.
+    """Return the rows of an object around a list of them; None for another value.
 
     Raises CorpusError for several lists of rows.
     """
@@ -557,23 +564,7 @@ def _find_inner_rows(value: Any) -> _InnerRows | None:
         names = ", ".join(map(shown, lists))
         raise CorpusError(f"several lists of rows: {names}", "write each to a file of its own")
     for key, rows in lists.items():
-        if all(isinstance(row, dict) and isinstance(row.get("row"), dict) for row in rows):
-            rows = [row["row"] for row in rows]  # of the Hugging Face dataset viewer
         return _InnerRows(rows, [shown_key(other) for other in value if other != key][:_SHOWN])
-    columns, data, inner = value.get("columns"), value.get("data"), list(value.values())
-    if isinstance(columns, list) and isinstance(data, list) and all(map(_is_list, data)):
-        keys = list(map(str, columns))
-        return _InnerRows(dict(zip(keys, cells, strict=False)) for cells in data)
-    if all(isinstance(one, dict) and one for one in inner):
-        if all(map(str.isdecimal, value)):
-            return _InnerRows(inner)
-        if all(key.isdecimal() for one in inner for key in one):
-            return _InnerRows({key: one.get(i) for key, one in value.items()} for i in inner[0])
-    is_known = find_form(value) is not None or not value.keys().isdisjoint(TEXTS)
-    if is_known and all(map(_is_list, inner)) and len(set(map(len, inner))) == 1:
-        return _InnerRows(
-            dict(zip(value, cells, strict=True)) for cells in zip(*inner, strict=True)
-        )
     return None
 
 
@@ -582,14 +573,6 @@ def _has_inner_rows(value: Any) -> bool:
         return _find_inner_rows(value) is not None
     except CorpusError:  # several lists of them
         return True
-
-
-def _may_be_columns(value: Row) -> bool:
-    """Return whether the first members of an object may be those of a table."""
-    is_split = _is_list(value.get("columns")) and not value.keys().isdisjoint(("index", "data"))
-    cells = [one for one in value.values() if isinstance(one, list) and one]
-    is_table = bool(cells) and not any(isinstance(one[0], (list, dict)) for one in cells)
-    return is_split or (is_table and len(cells) == len(value))
 
 
 def _members(text: str) -> Iterator[tuple[str, Any]]:
@@ -603,12 +586,8 @@ def _members(text: str) -> Iterator[tuple[str, Any]]:
         try:
             value, position = json.JSONDecoder().raw_decode(text, match.end())
         except (ValueError, RecursionError):
-            if numbered := _NUMBERED.match(beginning):
-                yield key, {numbered[1]: ""}
-            elif _LIST.match(beginning):
+            if _LIST.match(beginning):
                 yield key, [{}]
-            elif _CELLS.match(beginning):
-                yield key, [""]
             elif beginning.startswith('"'):
                 yield key, ""
             return
@@ -621,10 +600,6 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _dump(row: Row) -> bytes:

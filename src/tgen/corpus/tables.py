@@ -215,6 +215,7 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
         for start in range(0, source.n_bytes, _COPY):
             copy.append(source.read(start, _COPY))
     except OSError as error:
+        copy.close()
         what = f"cannot store {source.name} in a temporary file: {error.strerror}"
         raise CorpusError(what, "free disk space") from None
     # As a script, it imports pyarrow alone.
@@ -247,6 +248,8 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
         what = f"it is damaged, or has a row of more than {_MAX_RECORD:,} bytes"
     except TimeoutError:
         what = f"it takes more than {seconds:,} s to read"
+    finally:
+        copy.close()
     raise CorpusError(
         f"cannot read {source.name}: {what}", "write the file again, or save the table as CSV"
     )
