@@ -25,6 +25,13 @@ def base(tmp_path_factory):
     return folder / "base"
 
 
+def copy_files(model, folder):
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+
+
 def data_of(folder):
     return ModelCard((folder / "README.md").read_text()).data.to_dict()
 
@@ -73,12 +80,32 @@ def test_an_edited_card_survives_everything(tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("mine", ["für Größe\n".encode("cp1252"), b"mine\n" * (1 << 18), b""])
+def test_readme_of_any_bytes_stays(base, tmp_path, monkeypatch, mine):
+    monkeypatch.chdir(tmp_path)
+    copy_files(base, tmp_path / "model")
+    readme = tmp_path / "model" / "README.md"
+    replaced = readme.read_text().replace("# base", "# \ufffd")
+    model_card.save(tmp_path / "model", replaced)
+    assert model_card.is_unedited(tmp_path / "model")
+    readme.write_bytes(readme.read_bytes().replace("\ufffd".encode(), b"\xfc"))
+    assert not model_card.is_unedited(tmp_path / "model")
+    export = ["export", "model", "--to", "transformers", "--out", "exported", "--quiet"]
+    assert run(export) == 0
+    assert (tmp_path / "exported" / "README.md").read_bytes() == readme.read_bytes()
+    (tmp_path / "exported" / "README.md").write_bytes(mine)
+    assert run([*export, "--overwrite"]) == 0
+    assert (tmp_path / "exported" / "README.md").read_bytes() == mine
+    readme.write_bytes(mine)
+    list(runs.start(request(tmp_path, overwrite=True, **SHORT)))
+    assert readme.read_bytes() == mine
+    assert run(["models", "rm", "model", "--yes"]) == 0
+    assert readme.read_bytes() == mine
+
+
 def test_fine_tuned_models_adapters_and_gguf_files_inherit_the_license(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "base").mkdir()
-    for file in base.iterdir():
-        if file.is_file():
-            (tmp_path / "base" / file.name).write_bytes(file.read_bytes())
+    copy_files(base, tmp_path / "base")
     card = tmp_path / "base" / "README.md"
     card.write_text(card.read_text().replace("---\n", "---\nlicense: apache-2.0\n", 1))
     lora = {"overrides": {}, "train": TrainConfig(steps=2, lora=2)}

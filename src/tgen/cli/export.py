@@ -57,7 +57,7 @@ def _not_only_a_model(path: Path) -> str:
     if path.is_dir():
         known = {*files_of_a_model(path)} - {*ADAPTER_FILES}
         others = {entry.name for entry in path.iterdir()} - known
-        if is_whole(path) and model_card.read(path) is not None:
+        if is_whole(path) and (path / model_card.FILE_NAME).is_file():
             others -= {model_card.FILE_NAME}  # which stays
         shown = sorted(others, key=lambda name: (name == "config.json", name))[:5]
         if others:
