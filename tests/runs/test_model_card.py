@@ -20,7 +20,9 @@ SHORT = {"train": TrainConfig(steps=2), "overrides": {"eval_every": "2"}}
 def base(tmp_path_factory):
     """A trained directory whose card names a license."""
     folder = tmp_path_factory.mktemp("base")
-    command = ["train", str(folder / "corpus.txt"), "--steps", "2"]
+    paths = [f"{folder}/lang=en/c.txt", f"--general={folder}/a=b/g.txt", f"-o{folder}/base"]
+    paths += [f"file://{folder}/d.txt", f"general={folder}/h.txt", "-m~/i", "lang=en/j.txt"]
+    command = ["train", str(folder / "corpus.txt"), "--steps", "2", *paths]
     list(runs.start(request(folder, "base", command=command, **SHORT)))
     return folder / "base"
 
@@ -45,7 +47,8 @@ def test_a_run_writes_a_card_without_absolute_paths(base):
         "tags": ["tgen"],
     }
     assert str(base.parent) not in text
-    assert "tgen train corpus.txt --steps 2" in text
+    command = "tgen train corpus.txt --steps 2 c.txt --general=g.txt -obase file:d.txt"
+    assert f"{command} general=h.txt -mi lang=en/j.txt\n" in text
     for part in (
         "# base\n",
         "`corpus.txt`: ",
@@ -131,3 +134,11 @@ def test_fine_tuned_models_adapters_and_gguf_files_inherit_the_license(base, tmp
     assert values["general.base_model.0.name"] == "base"
     assert values["general.base_model.count"] == 1
     assert "tgen" in values["general.description"]
+    assert run(["export", "merged.gguf", "--to", "gguf", "--out", "again.gguf", "--quiet"]) == 0
+    again = gguf.GGUFReader("again.gguf").fields
+    assert again["general.license"].contents() == "apache-2.0"
+    full = lora | {"train": TrainConfig(steps=2), "start_from": tmp_path / "merged.gguf"}
+    list(runs.start(request(tmp_path, "full", **full)))
+    assert data_of(tmp_path / "full")["license"] == "apache-2.0"
+    text = (tmp_path / "full" / "README.md").read_text()
+    assert "Inherited from `merged.gguf`: apache-2.0." in text

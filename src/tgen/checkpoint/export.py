@@ -26,12 +26,6 @@ from tgen.version import __version__
 MAX_SHARD_BYTES = 5_000_000_000  # transformers' default for years
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COPY_LIMIT = 64 << 20  # bytes
-_CARD_FIELDS = {  # of a GGUF file, by the field of a model card
-    "license": "general.license",
-    "license_name": "general.license.name",
-    "license_link": "general.license.link",
-    "base_model": "general.base_model.0.name",
-}
 
 
 def main_type(bundle: ModelBundle) -> GgufType:
@@ -96,13 +90,11 @@ def export_gguf(
 
 def _card_fields(bundle: ModelBundle, name: str) -> dict[str, Any]:
     """Return the fields of a GGUF file that describe a model, from its card."""
-    if not bundle.named_path.is_dir():
-        return {}
     card = {
         key: text.strip("\"'") for key, text in model_card.read_fields(bundle.named_path).items()
     }
     fields: dict[str, Any] = {"general.description": f"{name}, exported by tgen {__version__}"}
-    for key, field in _CARD_FIELDS.items():
+    for key, field in model_card.GGUF_FIELDS.items():
         if key in card:
             fields[field] = card[key]
     if "base_model" in card:

@@ -5,6 +5,7 @@ such a line, or with another digest, is the user's: it is never replaced or remo
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,13 @@ _LIMIT = 1 << 20  # bytes of a card that is read as text, which tgen's are
 _SEAL = re.compile(rb"\n<!-- Written by tgen, sha256 ([0-9a-f]{64}): an edited card stays\. -->\n\Z")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _LICENSE = re.compile(r"^(license|license_name|license_link): *(.+?) *$", re.MULTILINE)
-_FIELD = re.compile(r"^(base_model): *(.+?) *$", re.MULTILINE)
+_BASE_MODEL = re.compile(r"^(base_model): *(.+?) *$", re.MULTILINE)
+GGUF_FIELDS = {  # of a GGUF file, by the name in a card
+    "license": "general.license",
+    "license_name": "general.license.name",
+    "license_link": "general.license.link",
+    "base_model": "general.base_model.0.name",
+}
 
 
 def _seal(card: bytes) -> bytes:
@@ -54,11 +61,25 @@ def save(folder: Path, text: str) -> None:
 
 
 def read_fields(folder: Path) -> dict[str, str]:
-    """Return the license and the base model that a card's front matter names, as YAML values."""
+    """Return the license and the base model that a card's front matter or a GGUF file names, as
+    YAML values."""
+    if folder.is_file():
+        return _read_gguf_fields(folder)
     front = _FRONT_MATTER.match(_read(folder).decode(errors="replace"))
     if not front:
         return {}
-    return dict([*_LICENSE.findall(front[1]), *_FIELD.findall(front[1])])
+    return dict([*_LICENSE.findall(front[1]), *_BASE_MODEL.findall(front[1])])
+
+
+def _read_gguf_fields(path: Path) -> dict[str, str]:
+    from tgen.checkpoint.gguf.header import read_header  # slow: most models have no need of it
+
+    try:
+        fields = read_header(path).fields
+    except (TgenError, OSError):
+        return {}
+    values = {name: fields.get(field) for name, field in GGUF_FIELDS.items()}
+    return {name: json.dumps(value) for name, value in values.items() if isinstance(value, str)}
 
 
 def exported(source: Path, target: Path) -> Iterable[bytes] | None:

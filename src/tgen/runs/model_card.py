@@ -1,6 +1,7 @@
 """The model card of a run, from its record and its last reports."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from tgen.reports.training import DoneReport, MemorizationReport, RunReport
 from tgen.runs.run_record import RunRecord
 from tgen.version import __version__
 
+_PATH_AFTER = re.compile(r"(-\w|[^/~]*[=:])?([/~].*)", re.DOTALL)
+
 
 def save_card(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> None:
     """Write the card of a run's model with the results in its last reports, unless the user has
@@ -20,10 +23,12 @@ def save_card(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Non
 
 
 def _without_folders(text: str) -> str:
-    """Return a path without its folders if it is absolute; another text as it is."""
-    option, sign, value = text.rpartition("=")
-    is_absolute = Path(value).is_absolute() or value.startswith("~")
-    return f"{option}{sign}{Path(value).name}" if is_absolute else text
+    """Return an absolute path without its folders, also after an option or `file:`; another text
+    as it is."""
+    found = None if Path(text).is_absolute() else _PATH_AFTER.fullmatch(text)
+    option, path = found.groups("") if found else ("", text)
+    is_absolute = Path(path).is_absolute() or path.startswith("~")
+    return f"{option}{Path(path).name}" if is_absolute else text
 
 
 def _base(record: RunRecord) -> str | None:
@@ -81,7 +86,8 @@ def _body(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Iterato
         yield f"\n## Command\n\n```sh\n{' '.join(command.split())}\n```"
     yield "\n## License\n"
     if licenses:
-        yield f"Inherited from {_code(base or '')}: {_plain(', '.join(licenses.values()))}."
+        names = ", ".join(value.strip("\"'") for value in licenses.values())
+        yield f"Inherited from {_code(base or '')}: {_plain(names)}."
     else:
         whose = "the training text" if base is None else f"{_code(base)} and the training text"
         yield f"Not stated. It depends on {whose}: add `license:` at the top of this file."
