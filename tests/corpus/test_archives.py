@@ -133,6 +133,16 @@ def test_damaged_and_locked_archives_say_so(tmp_path, monkeypatch):
         corpus.read([str(tmp_path / "many")])
 
 
+def test_members_of_a_zip_are_counted_before_they_are_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(archives, "_MAX_MEMBERS", 8)
+    (tmp_path / "a.zip").write_bytes(make_zip({"a": b"x"} | {f".{i}": b"" for i in range(7)}))
+    assert read(tmp_path / "a.zip")[0] == [b"x"]
+    (tmp_path / "a.zip").write_bytes(make_zip({"a": b"x"} | {f".{i}": b"" for i in range(8)}))
+    monkeypatch.delattr(zipfile, "ZipInfo")  # of a member
+    with pytest.raises(CorpusError, match="more than 8 files"):
+        corpus.read([str(tmp_path / "a.zip")])
+
+
 def test_archive_without_text_names_the_reason(tmp_path):
     (tmp_path / "a.zip").write_bytes(make_zip({"a.png": b"\x89PNG\0\0"}))
     with pytest.raises(CorpusError, match=r"has no text: skipped .*a\.zip/a\.png: a PNG picture"):

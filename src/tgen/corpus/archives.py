@@ -67,7 +67,11 @@ class Bounds:
     def count_member(self) -> None:
         """Raise ExpansionError if an archive has too many members."""
         self._n_members += 1
-        if self._n_members > _MAX_MEMBERS:
+        self.check_members(self._n_members)
+
+    def check_members(self, n: int) -> None:
+        """Raise ExpansionError if `n` members are too many."""
+        if n > _MAX_MEMBERS:
             raise ExpansionError(
                 f"{self._name} has more than {_MAX_MEMBERS:,} files", "unpack it and name a part"
             )
@@ -208,12 +212,26 @@ def _decoder_of(kind: str, name: str) -> Callable[[], Any]:
     return partial(zstd.ZstdDecompressor, options={parameter: _MAX_WINDOW_LOG})
 
 
+class _ZipSource(SourceFile):
+    """A ZIP archive whose members are counted before the library makes an object of each."""
+
+    def __init__(self, source: Source, bounds: Bounds) -> None:
+        super().__init__(source)
+        self._bounds = bounds
+
+    def read(self, n: int = -1) -> bytes:
+        """Return bytes as other files do; raise ExpansionError for a directory of too many."""
+        data = super().read(n)
+        self._bounds.check_members(data.count(b"PK\x01\x02"))
+        return data
+
+
 def _zip_members(
     source: Source, spool: Spool, bounds: Bounds
 ) -> Iterator[tuple[str, Source | CorpusError]]:
     import zipfile
 
-    with zipfile.ZipFile(SourceFile(source)) as archive:
+    with zipfile.ZipFile(_ZipSource(source, bounds)) as archive:
         for info in archive.infolist():
             if info.is_dir() or _is_hidden(info.filename):
                 continue
