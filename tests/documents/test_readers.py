@@ -126,6 +126,14 @@ def test_pdf_joins_lines_and_removes_what_repeats(read):
     assert left_out == {"page without text": 1}
 
 
+def test_pdf_headers_are_those_of_three_pages_within_four(read):
+    pages = [[(50, 700, 10, f"Line {chr(97 + i) * 3}")] for i in range(12)]
+    for i in (0, 4, 8):  # seen from 0 and 8, two are near
+        pages[i].insert(0, (50, 760, 10, "A book"))
+    text, _ = read("a.pdf", make_pdf(pages))
+    assert text.count("A book") == 2
+
+
 def test_rtf_keeps_paragraphs_lines_and_tables(read):
     text, left_out = read("a.rtf", documents.RTF)
     assert text == "Café — one\n\nVerse\nline\n\nlink\n\na\tb\nc\td\n\nEnd."

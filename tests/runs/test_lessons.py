@@ -3,13 +3,15 @@
 import json
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from support.runs import contents, load_run, plan_of, progress, request, resume
 from tgen import corpus, runs
 from tgen.config.training import TrainConfig
 from tgen.reports.training import AnswersReport, DoneReport
-from tgen.runs.tokenizing import hold_out
+from tgen.runs.tokenizing import hold_out, row_lengths
+from tgen.storage import disk_array
 
 ROWS = [("what is statquest", "awesome"), ("statquest is what", "awesome"), ("who", "you are")]
 # Wide enough to learn three answers in few steps.
@@ -67,6 +69,26 @@ def test_windows_are_at_least_as_long_as_the_longest_row(lesson, tmp_path):
     plan = runs.dry_run(lesson("plan"))
     assert plan.context_length == 1201
     assert any(choice.why == "the longest row" for choice in plan.choices)
+
+
+def test_lengths_of_rows_are_read_in_blocks(tokenizer, monkeypatch):
+    monkeypatch.setattr(disk_array, "_BLOCK", 8)
+    end, random = tokenizer.end_of_text, np.random.default_rng(0)
+    lengths, masked = random.integers(1, 20, 40), random.random(40) < 0.3
+    text = np.concatenate([[1] * (n - 1) + [end] for n in lengths]).astype(np.uint16)
+    mask = np.concatenate([[m] + [True] * (n - 1) for n, m in zip(lengths, masked, strict=True)])
+    reads = []
+
+    class Mask(np.ndarray):
+        def __getitem__(self, key):
+            reads.append(key)
+            return np.asarray(self)[key]
+
+    tokens = {"train": text, "train_loss_mask": mask.view(Mask)}
+    found, are_all = row_lengths(tokens, tokenizer)
+    assert found.tolist() == lengths[~masked].tolist()
+    assert not are_all
+    assert len(reads) == -(-len(mask) // 8)
 
 
 def test_rows_are_held_out_if_there_are_many_or_the_user_says_so(lesson, tmp_path):

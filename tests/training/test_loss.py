@@ -62,6 +62,13 @@ def test_a_stored_bfloat16_head_is_widened_not_rounded_to():
     assert loss_and_derivatives(x, head, targets)[0].item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_greedy_decoding_takes_the_first_of_equal_logits():
+    x, head = torch.ones(2, 1), torch.tensor([[0.0], [1.0], [1.0]])
+    for target, n_others in ((0, 2), (1, 0), (2, 2)):
+        targets = torch.tensor([target, target])
+        assert loss_and_derivatives(x, head, targets)[3] == n_others
+
+
 def test_loss_is_finite_where_a_probability_underflows():
     x = torch.tensor([[1000.0, -1000.0]])
     assert cross_entropy(x, torch.eye(2), torch.tensor([1])).item() == pytest.approx(2000)

@@ -1,7 +1,7 @@
 """PDF, by the library pypdf: lines of text and their places become paragraphs."""
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -131,7 +131,8 @@ def _without_repeated(pages: Sequence[list[_Line]]) -> list[list[_Line]]:
     enough = 2 if len(pages) <= _FEW_PAGES else 3
 
     def is_repeated(key: tuple[object, ...], page: int) -> bool:
-        return sum(abs(other - page) <= _NEAR for other in found[key]) >= enough
+        on = found[key]  # ascending
+        return bisect_right(on, page + _NEAR) - bisect_left(on, page - _NEAR) >= enough
 
     return [
         [

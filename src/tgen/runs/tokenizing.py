@@ -23,7 +23,7 @@ from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
-from tgen.storage.disk_array import Array
+from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer, make_tokenizer, train_words
 
 _COMPARED_BYTES = 1 << 21
@@ -119,8 +119,12 @@ def row_lengths(
     if mask is None or end is None:
         return np.zeros(0, np.int64), False
     lengths = corpus.document_lengths(tokens["train"], end)
-    starts = (lengths.cumsum() - lengths).tolist()
-    is_row = ~np.array([bool(mask[start : start + 1][0]) for start in starts], np.bool_)
+    starts, first, masked = lengths.cumsum() - lengths, 0, [np.zeros(0, np.bool_)]
+    for block in blocks(mask):
+        here = slice(*starts.searchsorted([first, first + len(block)]))
+        masked.append(block[starts[here] - first])
+        first += len(block)
+    is_row = ~np.concatenate(masked)
     return lengths[is_row], bool(is_row.all())
 
 

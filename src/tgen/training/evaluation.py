@@ -57,7 +57,7 @@ def loss_and_derivatives(
 ) -> Tensor:
     """Return (4,): `cross_entropy` of logits times `logit_scale`, its first and second derivative
     with respect to the scale, sums of E[z] - z_target and Var[z] of the logits z under the softmax,
-    and the number of targets that are not the most likely token."""
+    and the number of targets that greedy decoding would not choose."""
     if not torch.is_autocast_enabled(x.device.type):
         weight = weight.to(x.dtype)  # once, and never rounded to a stored dtype
     if loss_mask is not None and not loss_mask.all():
@@ -67,14 +67,15 @@ def loss_and_derivatives(
     size = max(_MIN_ROWS, _CHUNK // len(weight))
     for i in range(0, len(x), size):
         logits = stored_product(x[i : i + size], weight).to(dtype)
-        logits = logits - logits.amax(1, keepdim=True)  # small numbers, for the variance
+        largest, best = logits.max(1, keepdim=True)  # the first of equal ones, as in generation
+        logits = logits - largest  # small numbers, for the variance
         target = logits.gather(1, targets[i : i + size, None])
         weighted = (logits * logit_scale).exp_()
         total = weighted.sum(1, keepdim=True)
         nats = total.log() - logit_scale * target
         mean = weighted.mul_(logits).sum(1, keepdim=True) / total
         square = weighted.mul_(logits).sum(1, keepdim=True) / total
-        sums += torch.cat([nats, mean - target, square - mean**2, target < 0], 1).sum(0)
+        sums += torch.cat([nats, mean - target, square - mean**2, best != targets[i : i + size, None]], 1).sum(0)
     return sums
 
 
@@ -124,8 +125,8 @@ class _ChunkedLoss(torch.autograd.Function):
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
-# Loss in nats, its derivatives with respect to the logits' scale, targets that are not the most
-# likely token, and number of target tokens.
+# Loss in nats, its derivatives with respect to the logits' scale, targets that greedy decoding would
+# not choose, and number of target tokens.
 WindowLoss = tuple[float, float, float, float, int]
 
 _MAX_PARTS = 64  # of an evaluation
@@ -318,8 +319,8 @@ def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> 
 
 
 def count_exact(loss_module: LossModule, rows: Batches, *, max_tokens: int) -> tuple[int, int]:
-    """Return how many of the training rows, one per window, have only most likely target tokens,
-    so that greedy decoding reproduces them, and how many were evaluated; ranks share them.
+    """Return how many of the training rows, one per window, greedy decoding reproduces, and how
+    many were evaluated; ranks share them.
 
     After `max_tokens`, the first batch with a wrong row is the last that is evaluated.
     """
