@@ -332,6 +332,13 @@ def test_prompts_that_are_not_ids_are_refused(trained, prompt):
         assert "token id from 0 to 299" in error.value.hint
 
 
+def test_unk_needs_a_tokenizer_of_words(tmp_path):
+    (corpus := tmp_path / "corpus.txt").write_bytes(TEXT)
+    with pytest.raises(UsageError, match="unk needs tokenizer=word"):
+        tgen.train(corpus, out=tmp_path / "m", unk=True)
+    tgen.train(corpus, out=tmp_path / "m", unk=True, tokenizer="word").close()
+
+
 def test_errors_name_keywords_instead_of_flags(trained, tmp_path):
     model = tgen.load(trained, threads=1)
     model.save_cache(tmp_path / "cache", model.cache_prompt("a"))

@@ -198,7 +198,8 @@ def train(
         for one in (*fields(RunRequest), *fields(Reading), *fields(TrainConfig))
         if options.get(one.name, one.default) not in (one.default, None)
     }
-    check_combinations(given | ({"resume": {}} if resume else {}))
+    valued: dict[str, dict[str, Any]] = {f"{name}={value}": {} for name, value in options.items()}
+    check_combinations(given | valued | ({"resume": {}} if resume else {}))
     if resume:
         if fixed := request.keys() - ResumeRequest.__dataclass_fields__.keys():
             raise UsageError(f"{min(fixed)} cannot be combined with resume", "remove it")

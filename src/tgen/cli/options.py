@@ -322,6 +322,7 @@ def _given(options: Any) -> dict[str, Mapping[str, Any]]:
         if isinstance(value, dict):
             inner = fields(one.metadata["nested"])
             given |= {field.name: field.metadata for field in inner if field.name in value}
+            given |= {f"{name}={inner_value}": {} for name, inner_value in value.items()}
         elif value not in (one.default, []):
             given |= {one.name: one.metadata, f"{one.name}={value}": {}}
     return given

@@ -21,7 +21,7 @@ def choose_batch_size(run: PlannedRun) -> int:
     while wanted > _MIN_STEP_TOKENS and not _fits(run, wanted):
         wanted //= 2
     limit = inputs.train_tokens // (8 * run.context)  # a step sees an eighth of the corpus at most
-    if inputs.is_lesson:  # or all of it: answers that one step learns are forgotten in others
+    if inputs.memorizes_rows:  # or all of it: answers that one step learns are forgotten in others
         limit = -(-inputs.train_tokens // run.context)
     return inputs.n_ranks * max(1, min(wanted // run.context, limit // inputs.n_ranks))
 

@@ -142,7 +142,7 @@ def choose_budget(run: PlannedRun) -> Budget:
         step_tokens = context * min(batch_size, max(inputs.n_ranks, windows))
     steps = n_steps(train, speed / step_tokens, other_seconds=other)
     most = train.max_steps
-    if run.fine_tuning and most is None and not run.inputs.is_lesson:
+    if run.fine_tuning and most is None and not run.inputs.memorizes_rows:
         most = _fine_tuning_steps(run, step_tokens)
     why = f"this machine trains at {inputs.flops_per_second / 1e9:,.0f} GFLOP/s"
     if inputs.measured_step is not None:

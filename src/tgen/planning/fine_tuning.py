@@ -22,7 +22,7 @@ _EPOCHS = {  # at most, for 50, 500, 5,000 and 50,000 rows
     False: (10.0, 4.0, 2.0, 2.0),  # plain text
 }
 _MAX_EPOCHS = 12.0
-MAX_LESSON = 100  # answers that are learned one and all; training more of them so forgets too much
+MAX_MEMORIZED_ROWS = 100  # answers; training until more are memorized forgets too much
 _SMALL_MODEL = 1e8  # parameters; smaller models need more epochs to learn the facts in rows
 
 

@@ -28,7 +28,7 @@ _EVALUATED_TOKENS = 3  # cost about as much as one in a step
 _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
 _EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
 _ROUNDED_EPOCHS = 2.9  # so many may remain of them in whole steps
-_MIN_EVAL_EVERY, _MIN_FINE_TUNING_EVERY, _LESSON_EVERY = 20, 5, 10  # steps: each also saves
+_MIN_EVAL_EVERY, _MIN_FINE_TUNING_EVERY, _MEMORIZING_EVERY = 20, 5, 10  # steps: each also saves
 _EVAL_TOKENS = 1 << 18
 _LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
 _EMBEDDING_FACTOR = 8  # of the rate of an embedding of its own: a row has few gradients
@@ -109,7 +109,7 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         table = _REGULARIZATION_WITHOUT_BPE_DROPOUT
     repetition = budget.epochs * budget.params_per_token
     regularization = next(entry for entry in table if repetition <= entry.up_to)
-    if inputs.is_lesson:
+    if inputs.memorizes_rows:
         regularization = table[0]
     bigram_start = can_start_from_bigrams(run.model)
     rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, run.model.d_model)
@@ -130,7 +130,7 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         why_bpe_dropout = "few epochs"
     params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
     why_dropout = f"{params} parameters per training token, {epochs} epochs"
-    if inputs.is_lesson:
+    if inputs.memorizes_rows:
         why_dropout = "nothing is held out: the answers are to be memorized"
     config = ResolvedTrainConfig(
         dropout=regularization.dropout,
@@ -170,7 +170,7 @@ def _choose_fine_tuning(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainC
         matrix_learning_rate=rate,
         muon_scale="adamw",
         momentum=_MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
-        warmup_steps=warmup_steps(MIN_WARMUP_STEPS if run.inputs.is_lesson else budget.steps),
+        warmup_steps=warmup_steps(MIN_WARMUP_STEPS if run.inputs.memorizes_rows else budget.steps),
         max_steps=None if train.steps is not None else budget.max_steps,
         patience=PATIENCE,
         eval_every=eval_every,
@@ -204,7 +204,7 @@ def _choose_eval_every(run: PlannedRun, budget: Budget, eval_tokens: int) -> tup
         if inputs.val_tokens:  # and more often in long ones
             every = min(every, max(_MIN_EVAL_EVERY, round(tokens / step_tokens)))
         # With the clock, the run may have more steps than planned: one evaluation, at its end.
-        every = max(_LESSON_EVERY if inputs.is_lesson else _MIN_FINE_TUNING_EVERY, every)
+        every = max(_MEMORIZING_EVERY if inputs.memorizes_rows else _MIN_FINE_TUNING_EVERY, every)
         every = max(1, min(every, budget.steps * (1 if train.steps is not None else 2)))
     else:
         if train.steps is None:  # the same number of steps is the same run on every machine

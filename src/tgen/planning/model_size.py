@@ -8,7 +8,7 @@ from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params
-from tgen.planning.fine_tuning import MAX_LESSON, WINDOW
+from tgen.planning.fine_tuning import MAX_MEMORIZED_ROWS, WINDOW
 from tgen.planning.memory import fitting_context
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
@@ -46,9 +46,9 @@ class PlanInputs:
     frozen: FrozenModel | None = None  # the base model of an adapter; None: all is trained
 
     @property
-    def is_lesson(self) -> bool:
-        """Whether the corpus is a few answers to learn, in as many epochs as that takes."""
-        return 0 < self.n_answers <= MAX_LESSON
+    def memorizes_rows(self) -> bool:
+        """Whether the corpus is a few answers to memorize, in as many epochs as that takes."""
+        return 0 < self.n_answers <= MAX_MEMORIZED_ROWS
 
     def speed(self, precision: Precision) -> float:
         """Return the FLOP/s of all ranks with products in this precision."""

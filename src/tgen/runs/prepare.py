@@ -55,7 +55,7 @@ _BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
 _MIN_BASELINE_BYTES = 1000  # held out
 _MIN_COMPILED_MINUTES = 3
 _MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10%
-_LESSON_STEP_SECONDS = 1.0  # for answers that are soon learned
+_MEMORIZING_STEP_SECONDS = 1.0  # for answers that are soon learned
 _LONG_WINDOW = 1024  # tokens of a conversation for a new model
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
 
@@ -425,7 +425,7 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
     too_long = plan.train.compile or MIN_STEPS * estimate > 2 * seconds
     if plan.train.steps is not None or too_long:
         return None
-    limit = _LESSON_STEP_SECONDS if inputs.is_lesson else _MAX_STEP_SECONDS
+    limit = _MEMORIZING_STEP_SECONDS if inputs.memorizes_rows else _MAX_STEP_SECONDS
     try:
         return measure_step(plan.model, plan.train, seconds=min(limit, seconds))
     except DivergedError as error:

@@ -163,7 +163,10 @@ class RunRequest:
         high=1_000_000,  # the tokenizers library allocates a table of this size
     )
     unk: bool = _data(
-        False, "With --tokenizer word: encode unknown words as <unk>; else an error.", "--unk"
+        False,
+        "Encode unknown words as <unk>; requires --tokenizer word.",
+        "--unk",
+        needs="tokenizer=word",
     )
     chat: bool = _data(
         False, "Train on prompt/completion rows as chats, through the chat template.", "--chat"

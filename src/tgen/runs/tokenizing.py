@@ -16,7 +16,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit
 from tgen.corpus.tokenize import split_documents
-from tgen.errors import CorpusError, UsageError
+from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
 from tgen.planning.tokenizer_choice import choose_tokenizer as choose_kind
 from tgen.reports.number_format import count
@@ -295,8 +295,6 @@ def choose_tokenizer(
     if kind == "word":
         tokenizer = train_words(words, vocab_size=vocab_size, unknown=request.unk)
         return tokenizer, Choice("tokenizer", kind, why)
-    if request.unk:
-        raise UsageError(f"--unk has no effect with the tokenizer {kind}", "add --tokenizer word")
     tokenizer = make_tokenizer(kind, texts, vocab_size=vocab_size)
     if kind not in ("char", "bpe"):
         path = Path(kind)

@@ -222,7 +222,7 @@ class Tokenizer:
                 shown = self.spec.spell(word).decode().strip() or self.spec.spell(word).decode()
                 raise UsageError(
                     f"the word {shown!r} is not in the vocabulary of this model",
-                    "use words of the training text as they stand there, with their spaces; "
+                    "use only words of the training text; spaces count; "
                     "--tokenizer word --unk trains with a token for other words",
                 )
             yield i

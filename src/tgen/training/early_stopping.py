@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Sequence
 
 from tgen.config.training import ResolvedTrainConfig
-from tgen.planning.fine_tuning import MAX_LESSON
+from tgen.planning.fine_tuning import MAX_MEMORIZED_ROWS
 from tgen.training.evaluation import Evaluation
 from tgen.training.schedule import in_decay, seconds_left, seconds_per_step, start_decay
 from tgen.training.state import Progress
 
-_LEARNED_EVALS = 2  # in a row: once may be chance
+_EXACT_EVALS = 2  # in a row: once may be chance
 _MIN_SCALE = 1 / 16  # of the learning rates, when fewer answers are exact
 
 
@@ -55,20 +55,20 @@ def record_evaluation(
 def record_answers(progress: Progress, n_exact: int, n_answers: int) -> None:
     """Count an evaluation of the answers; end the run after two in a row that are all exact.
 
-    If a few answers are to be learned and fewer are exact than before, halve the learning rates: at
+    If a few answers are to be memorized and fewer are exact than before, halve the learning rates: at
     constant rates, steps that learn the last ones undo others.
     """
-    progress.learned_evals = progress.learned_evals + 1 if n_exact == n_answers else 0
-    if n_answers <= MAX_LESSON and n_exact < progress.most_exact:
+    progress.exact_evals = progress.exact_evals + 1 if n_exact == n_answers else 0
+    if n_answers <= MAX_MEMORIZED_ROWS and n_exact < progress.most_exact:
         progress.learning_rate_scale = max(_MIN_SCALE, progress.learning_rate_scale / 2)
     progress.most_exact = max(progress.most_exact, n_exact)
-    if progress.learned_evals >= _LEARNED_EVALS:
+    if progress.exact_evals >= _EXACT_EVALS:
         progress.total_steps = progress.step
 
 
 def has_learned(progress: Progress) -> bool:
     """Whether every answer was reproduced in enough evaluations in a row."""
-    return progress.learned_evals >= _LEARNED_EVALS
+    return progress.exact_evals >= _EXACT_EVALS
 
 
 def _is_significant(losses: Sequence[float], best: Sequence[float]) -> bool:
@@ -100,7 +100,7 @@ def reset_best(progress: Progress, corpus_changes: int) -> None:
         progress.best_bits_per_byte, progress.best_step, progress.worse_evals = None, 0, 0
         progress.best_parts, progress.last_bits_per_byte = [], None
         progress.evaluated_in_decay = progress.restore_best = False
-        progress.learned_evals = progress.most_exact = 0
+        progress.exact_evals = progress.most_exact = 0
 
 
 def reset_end(progress: Progress, end_changes: int) -> None:
@@ -109,4 +109,4 @@ def reset_end(progress: Progress, end_changes: int) -> None:
     progress.end_changes = end_changes
     progress.decay_start = progress.total_steps = None
     progress.restore_best = progress.stopped_early = progress.evaluated_in_decay = False
-    progress.worse_evals = progress.learned_evals = 0
+    progress.worse_evals = progress.exact_evals = 0

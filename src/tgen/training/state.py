@@ -49,7 +49,7 @@ class Progress:
     restore_best: bool = False  # the best checkpoint is to be restored: see early_stopping
     stopped_early: bool = False
     most_exact: int = 0  # answers, in an evaluation
-    learned_evals: int = 0  # in a row that reproduced every answer: see early_stopping
+    exact_evals: int = 0  # in a row that reproduced every answer: see early_stopping
     closing_seconds: float = 0.0  # expected after the last step
     planned_step_seconds: float = 0.0  # if slower, the closing is, too; 0: not compared
     evaluation_seconds: float = 0.0  # duration of the last evaluation, with saving and sampling

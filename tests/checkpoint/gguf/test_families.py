@@ -9,7 +9,7 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.gguf import config_fields
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
-from tgen.checkpoint.gguf.architectures import ARCHITECTURES, describe_differences
+from tgen.checkpoint.gguf.architectures import ARCHITECTURES, check_supported, describe_differences
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import FAMILIES, RopeScaling
 from tgen.errors import ModelError
@@ -127,6 +127,11 @@ def test_what_llama_cpp_lacks_is_refused(family, values, reason, tokenizer, tmp_
     with pytest.raises(ModelError, match=f"llama.cpp does not support {reason}"):
         export(model, tokenizer, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
+
+
+def test_family_that_only_tgen_cannot_write_is_refused():
+    with pytest.raises(ModelError, match="tgen does not write GGUF files of the ministral3 family"):
+        check_supported(make_model("ministral3").config)
 
 
 def test_every_family_is_written_or_refused():

@@ -76,12 +76,12 @@ ARCHITECTURES = {
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Raise ModelError naming the first feature that llama.cpp cannot compute."""
+    """Raise ModelError naming the first feature that llama.cpp cannot compute, or tgen not write."""
+    hint = "use transformers with this model: --to transformers"
+    if config.family == "ministral3":
+        raise ModelError("tgen does not write GGUF files of the ministral3 family", hint)
     for feature in _unsupported(config):
-        raise ModelError(
-            f"llama.cpp does not support {feature}",
-            "use transformers with this model: --to transformers",
-        )
+        raise ModelError(f"llama.cpp does not support {feature}", hint)
 
 
 def _unsupported(config: ModelConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Few rows are learned one and all: nothing is held out, and the run ends once all are exact."""
+"""Few rows are memorized: nothing is held out, and the run ends once all are exact."""
 
 import json
 from itertools import pairwise
@@ -19,7 +19,7 @@ WIDE = {"d_model": "32", "batch_size": None, "context_length": None, "eval_every
 
 
 @pytest.fixture
-def lesson(tmp_path):
+def make_request(tmp_path):
     """Return a function that makes the request for a run on three rows."""
     rows = [json.dumps({"prompt": prompt, "completion": text}) for prompt, text in ROWS]
     (tmp_path / "qa.jsonl").write_text("\n".join(rows))
@@ -33,8 +33,8 @@ def lesson(tmp_path):
     return make
 
 
-def test_a_lesson_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed(lesson, tmp_path):
-    reports = list(runs.start(lesson("whole")))
+def test_run_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed(make_request, tmp_path):
+    reports = list(runs.start(make_request("whole")))
     checks = [report for report in reports if isinstance(report, AnswersReport)]
     assert [check.n_exact for check in checks[-2:]] == [3, 3]
     assert all(a.n_exact < 3 or b.n_exact < 3 for a, b in pairwise(checks[:-1]))
@@ -49,8 +49,8 @@ def test_a_lesson_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed
     assert any(note.startswith("too few rows to hold any out (3 rows)") for note in plan.notes)
     stop_at = checks[-1].step - 5  # between the two evaluations
     steps = iter(range(1, 401))
-    list(runs.start(lesson("parts"), stopped=lambda: next(steps) >= stop_at))
-    assert progress(tmp_path / "parts")["learned_evals"] == 1
+    list(runs.start(make_request("parts"), stopped=lambda: next(steps) >= stop_at))
+    assert progress(tmp_path / "parts")["exact_evals"] == 1
     list(resume(tmp_path / "parts"))
     whole, parts = contents(tmp_path / "whole"), contents(tmp_path / "parts")
     newest = f"training/state-{done.step:08d}/state.safetensors"
@@ -60,13 +60,13 @@ def test_a_lesson_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed
     assert progress(tmp_path / "parts") == progress(tmp_path / "whole")
 
 
-def test_windows_are_at_least_as_long_as_the_longest_row(lesson, tmp_path):
-    plan = runs.dry_run(lesson("plan"))
+def test_windows_are_at_least_as_long_as_the_longest_row(make_request, tmp_path):
+    plan = runs.dry_run(make_request("plan"))
     assert plan.context_length >= max(len(prompt + text) + 1 for prompt, text in ROWS)
     long = {"prompt": "q " * 500, "completion": "a " * 100}
     with (tmp_path / "qa.jsonl").open("a") as file:
         file.write("\n" + json.dumps(long))
-    plan = runs.dry_run(lesson("plan"))
+    plan = runs.dry_run(make_request("plan"))
     assert plan.context_length == 1201
     assert any(choice.why == "the longest row" for choice in plan.choices)
 
@@ -91,18 +91,18 @@ def test_lengths_of_rows_are_read_in_blocks(tokenizer, monkeypatch):
     assert len(reads) == -(-len(mask) // 8)
 
 
-def test_rows_are_held_out_if_there_are_many_or_the_user_says_so(lesson, tmp_path):
-    assert runs.dry_run(lesson("plan", val_fraction=0.4)).held_out_tokens > 0
+def test_rows_are_held_out_if_there_are_many_or_the_user_says_so(make_request, tmp_path):
+    assert runs.dry_run(make_request("plan", val_fraction=0.4)).held_out_tokens > 0
     many = [json.dumps({"prompt": f"p{i}", "completion": f"c{i}"}) for i in range(100)]
     (tmp_path / "qa.jsonl").write_text("\n".join(many))
-    assert runs.dry_run(lesson("plan")).held_out_tokens > 0
+    assert runs.dry_run(make_request("plan")).held_out_tokens > 0
     texts = [json.dumps({"prompt": "p" * 900, "completion": f"c{i}"}) for i in range(50)]
     (tmp_path / "qa.jsonl").write_text("\n".join(texts))  # few, but not short
-    assert runs.dry_run(lesson("plan")).held_out_tokens > 0
+    assert runs.dry_run(make_request("plan")).held_out_tokens > 0
 
 
-def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(lesson, tmp_path):
-    list(runs.start(lesson("short", steps=4, overrides={"eval_every": "2"})))
+def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(make_request, tmp_path):
+    list(runs.start(make_request("short", steps=4, overrides={"eval_every": "2"})))
     record, _ = load_run(tmp_path / "short")
     assert record["plan"]["ends_when_learned"]
     path = tmp_path / "short" / "training" / "run.json"
