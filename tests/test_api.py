@@ -336,7 +336,7 @@ def test_unk_needs_a_tokenizer_of_words(tmp_path):
     (corpus := tmp_path / "corpus.txt").write_bytes(TEXT)
     with pytest.raises(UsageError, match="unk needs tokenizer=word"):
         tgen.train(corpus, out=tmp_path / "m", unk=True)
-    tgen.train(corpus, out=tmp_path / "m", unk=True, tokenizer="word").close()
+    tgen.train(corpus, out=tmp_path / "m", unk=True, tokenizer="word")  # no error
 
 
 def test_errors_name_keywords_instead_of_flags(trained, tmp_path):

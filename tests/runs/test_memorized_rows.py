@@ -101,7 +101,9 @@ def test_rows_are_held_out_if_there_are_many_or_the_user_says_so(make_request, t
     assert runs.dry_run(make_request("plan")).held_out_tokens > 0
 
 
-def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(make_request, tmp_path):
+def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(
+    make_request, tmp_path
+):
     list(runs.start(make_request("short", steps=4, overrides={"eval_every": "2"})))
     record, _ = load_run(tmp_path / "short")
     assert record["plan"]["ends_when_learned"]

@@ -5,7 +5,7 @@ Only a model is ever replaced, and what is written appears complete, by one rena
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def export_transformers(
             files.write_new(temporary / file, parts)
             done += sum(arrays[name].size for name in names)
             progress(done / total)
-        contents: dict[str, bytes | Iterable[bytes]] = {**_metadata_files(bundle, dtype)}
+        contents = _metadata_files(bundle, dtype)
         if len(shards) > 1:
             weight_map = {name: file for file, names in shards.items() for name in names}
             index = {

@@ -8,18 +8,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tgen.errors import TgenError
 from tgen.storage import files
 
 FILE_NAME = "README.md"
-_LIMIT = 1 << 20  # bytes of a card that is read as text, which tgen's are
-_SEAL = re.compile(rb"\n<!-- Written by tgen, sha256 ([0-9a-f]{64}): an edited card stays\. -->\n\Z")
+_LIMIT, _COPY_LIMIT = 1 << 20, 1 << 26  # bytes of a card to parse, and of one to copy
+_SEAL = re.compile(rb"\n<!-- Written by tgen, sha256 [0-9a-f]{64}: an edited card stays\. -->\n\Z")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-_LICENSE = re.compile(r"^(license|license_name|license_link): *(.+?) *$", re.MULTILINE)
-_BASE_MODEL = re.compile(r"^(base_model): *(.+?) *$", re.MULTILINE)
+_FIELD = re.compile(r"^(license|license_name|license_link|base_model): *(.+?) *$", re.MULTILINE)
 GGUF_FIELDS = {  # of a GGUF file, by the name in a card
     "license": "general.license",
     "license_name": "general.license.name",
@@ -35,11 +34,9 @@ def _seal(card: bytes) -> bytes:
 
 def _read(folder: Path) -> bytes:
     """Return the card in a directory; nothing without a readable one of limited size."""
-    path = folder / FILE_NAME
-    try:
-        return files.read(path, limit=_LIMIT) if path.is_file() else b""
-    except (TgenError, OSError):
-        return b""
+    with suppress(TgenError, OSError):
+        return files.read(folder / FILE_NAME, limit=_LIMIT)
+    return b""
 
 
 def is_unedited(folder: Path) -> bool:
@@ -61,38 +58,23 @@ def save(folder: Path, text: str) -> None:
 
 
 def read_fields(folder: Path) -> dict[str, str]:
-    """Return the license and the base model that a card's front matter or a GGUF file names, as
-    YAML values."""
+    """Return the license and base model that a card or a GGUF file names, as YAML values."""
     if folder.is_file():
-        return _read_gguf_fields(folder)
+        from tgen.checkpoint.gguf.header import read_header  # slow: most models have no need of it
+
+        with suppress(TgenError, OSError):
+            fields = read_header(folder).fields
+            named = {name: fields.get(field) for name, field in GGUF_FIELDS.items()}
+            return {name: json.dumps(text) for name, text in named.items() if isinstance(text, str)}
     front = _FRONT_MATTER.match(_read(folder).decode(errors="replace"))
-    if not front:
-        return {}
-    return dict([*_LICENSE.findall(front[1]), *_BASE_MODEL.findall(front[1])])
+    return dict(_FIELD.findall(front[1])) if front else {}
 
 
-def _read_gguf_fields(path: Path) -> dict[str, str]:
-    from tgen.checkpoint.gguf.header import read_header  # slow: most models have no need of it
-
-    try:
-        fields = read_header(path).fields
-    except (TgenError, OSError):
-        return {}
-    values = {name: fields.get(field) for name, field in GGUF_FIELDS.items()}
-    return {name: json.dumps(value) for name, value in values.items() if isinstance(value, str)}
-
-
-def exported(source: Path, target: Path) -> Iterable[bytes] | None:
-    """Return the card, in blocks, of a model at `source` that is exported to `target`, whose own
-    stays if it was edited; None: there is none. A merged adapter's card is one of a model."""
+def exported(source: Path, target: Path) -> bytes | None:
+    """Return the card of a model at `source` that is exported to `target`, whose own stays
+    if it was edited; None: there is none. A merged adapter's card is one of a model."""
     if is_unedited(source) and not is_edited(target):
         card = _SEAL.sub(b"", _read(source))
-        return [_seal(card.replace(b"\nlibrary_name: peft\n", b"\nlibrary_name: transformers\n"))]
+        return _seal(card.replace(b"\nlibrary_name: peft\n", b"\nlibrary_name: transformers\n"))
     path = (target if is_edited(target) else source) / FILE_NAME
-    return _blocks(path) if os.path.lexists(path) else None
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with files.open_regular(path) as file:
-        while block := file.read(1 << 20):
-            yield block
+    return files.read(path, limit=_COPY_LIMIT) if os.path.lexists(path) else None

@@ -131,8 +131,9 @@ def _without_repeated(pages: Sequence[list[_Line]]) -> list[list[_Line]]:
     enough = 2 if len(pages) <= _FEW_PAGES else 3
 
     def is_repeated(key: tuple[object, ...], page: int) -> bool:
-        on = found[key]  # ascending
-        return bisect_right(on, page + _NEAR) - bisect_left(on, page - _NEAR) >= enough
+        return bisect_left(found[key], page - _NEAR) + enough <= bisect_right(
+            found[key], page + _NEAR
+        )
 
     return [
         [

@@ -23,12 +23,11 @@ def save_card(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Non
 
 
 def _without_folders(text: str) -> str:
-    """Return an absolute path without its folders, also after an option or `file:`; another text
-    as it is."""
-    found = None if Path(text).is_absolute() else _PATH_AFTER.fullmatch(text)
-    option, path = found.groups("") if found else ("", text)
-    is_absolute = Path(path).is_absolute() or path.startswith("~")
-    return f"{option}{Path(path).name}" if is_absolute else text
+    """Return an absolute path, also after an option or `file:`, without folders; else the text."""
+    if Path(text).is_absolute():
+        return Path(text).name
+    found = _PATH_AFTER.fullmatch(text)
+    return f"{found[1] or ''}{Path(found[2]).name}" if found else text
 
 
 def _base(record: RunRecord) -> str | None:

@@ -55,8 +55,8 @@ def record_evaluation(
 def record_answers(progress: Progress, n_exact: int, n_answers: int) -> None:
     """Count an evaluation of the answers; end the run after two in a row that are all exact.
 
-    If a few answers are to be memorized and fewer are exact than before, halve the learning rates: at
-    constant rates, steps that learn the last ones undo others.
+    If few answers are to be memorized and fewer are exact than before, halve the learning rates:
+    at constant rates, steps that learn the last ones undo others.
     """
     progress.exact_evals = progress.exact_evals + 1 if n_exact == n_answers else 0
     if n_answers <= MAX_MEMORIZED_ROWS and n_exact < progress.most_exact:

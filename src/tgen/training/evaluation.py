@@ -69,13 +69,14 @@ def loss_and_derivatives(
         logits = stored_product(x[i : i + size], weight).to(dtype)
         largest, best = logits.max(1, keepdim=True)  # the first of equal ones, as in generation
         logits = logits - largest  # small numbers, for the variance
-        target = logits.gather(1, targets[i : i + size, None])
+        wanted = targets[i : i + size, None]
+        target = logits.gather(1, wanted)
         weighted = (logits * logit_scale).exp_()
         total = weighted.sum(1, keepdim=True)
         nats = total.log() - logit_scale * target
         mean = weighted.mul_(logits).sum(1, keepdim=True) / total
         square = weighted.mul_(logits).sum(1, keepdim=True) / total
-        sums += torch.cat([nats, mean - target, square - mean**2, best != targets[i : i + size, None]], 1).sum(0)
+        sums += torch.cat([nats, mean - target, square - mean**2, best != wanted], 1).sum(0)
     return sums
 
 
@@ -125,8 +126,8 @@ class _ChunkedLoss(torch.autograd.Function):
 # Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
 # each input (B, T), None: a single one.
 Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
-# Loss in nats, its derivatives with respect to the logits' scale, targets that greedy decoding would
-# not choose, and number of target tokens.
+# Loss in nats, its derivatives with respect to the logits' scale, targets that greedy decoding
+# would not choose, and number of target tokens.
 WindowLoss = tuple[float, float, float, float, int]
 
 _MAX_PARTS = 64  # of an evaluation

@@ -67,7 +67,9 @@ def test_dry_run_with_json_writes_only_json_to_stdout(run_here, corpus):
 
 @pytest.mark.parametrize("words", [(), ("--tokenizer", "word")])
 def test_unk_needs_a_tokenizer_of_words(run_here, corpus, words):
-    shown = run_here("train", "corpus.txt", "--unk", *words, "--steps", "3", "--dry-run", cwd=corpus)
+    shown = run_here(
+        "train", "corpus.txt", "--unk", *words, "--steps", "3", "--dry-run", cwd=corpus
+    )
     assert shown.returncode == (0 if words else 2)
     assert (b"--unk needs --tokenizer word\n" in shown.stderr) == (not words)
 

@@ -76,7 +76,7 @@ ARCHITECTURES = {
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Raise ModelError naming the first feature that llama.cpp cannot compute, or tgen not write."""
+    """Raise ModelError naming the first feature that llama.cpp or the writer lacks."""
     hint = "use transformers with this model: --to transformers"
     if config.family == "ministral3":
         raise ModelError("tgen does not write GGUF files of the ministral3 family", hint)
