@@ -38,6 +38,7 @@ _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
 _ASCII = re.compile(rb"[\0-\x7f]*")
 _REPLACEMENT = "\ufffd".encode()
 _GIVEN = "as --encoding says"
+_MIN_WORDS = 18  # a few repeated words fit into several encodings
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
 
 
@@ -215,12 +216,16 @@ def _fits(sample: bytes, codec: str) -> bool:
 
 
 def _is_sure(sample: bytes, codec: str) -> bool:
-    """Return whether a sample is long enough, and its parts, every nth line, look alike."""
+    """Return whether a sample is long enough, with enough different words that are not ASCII, and
+    its parts, every nth line, look alike."""
     if codec.startswith(("utf-16", "utf-32")):
         return True
     text = _decode_sample(sample, codec)
     in_runs = sum(map(len, _LATIN_RUN.findall(text)))  # as of Hebrew taken for Latin
     if len(sample) < _MIN_SAMPLE or in_runs > _MAX_IN_RUNS * len(_LATIN.findall(text)):
+        return False
+    words = {word for word in text.split() if not word.isascii()}
+    if len(text) == len(sample) and len(words) < _MIN_WORDS:  # one byte per character
         return False
     lines, n_parts = sample.split(b"\n"), 2 if len(sample) < 2 * _LONG else 5
     parts = [b"\n".join(lines[i::n_parts]) for i in range(n_parts)] if len(lines) > 1 else []

@@ -212,6 +212,7 @@ class _Opener:
                 name = "" if source.name == "-" else source.name
                 opened = self._read(source, name)
         except CorpusError as error:
+            source.discard()
             if origin == "name":
                 raise
             self._skip(source.name, error)

@@ -395,7 +395,7 @@ def _read_json_lines(source: Source) -> Generator[NumberedRow]:
     for number, (start, line) in enumerate(read_lines(source), 1):
         if line.strip():
             try:
-                value = _name_cells(json.loads(line))
+                value = _name_cells(json.loads(line.rstrip(b"\r\n")))
             except (ValueError, RecursionError) as error:
                 value = _json_error(error, line)
             yield NumberedRow(number, value, (start, line), start + len(line))
@@ -409,7 +409,7 @@ def _json_error(error: Exception, line: bytes) -> CorpusError:
         what = f"not valid JSON: {error.msg} at column {error.colno:,} {got}"
         return CorpusError(what, "complete or remove the line: each is one JSON object")
     if isinstance(error, UnicodeDecodeError):
-        return CorpusError(f"not UTF-8 {got}", "save the file as UTF-8")
+        return CorpusError(f"not UTF-8 {got}", "save the file as UTF-8, or add --encoding NAME")
     return CorpusError("a number is too long, or the nesting too deep", "shorten or remove the row")
 
 

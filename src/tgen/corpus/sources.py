@@ -70,6 +70,10 @@ class Source:
             self._check_unchanged()
             self._file = None
 
+    def discard(self) -> None:
+        """Close after an error, without a check; errors keep what they were raised for."""
+        self._content, self._file = b"", None
+
     def changed_error(self) -> CorpusError:
         """Return the error for a source that has changed."""
         return CorpusError(

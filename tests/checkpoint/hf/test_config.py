@@ -318,7 +318,6 @@ def test_known_models_that_are_not_supported_are_refused_with_the_reason(kind, r
 
 
 OTHER_MODELS = {
-    "gemma3": ({"text_config": {"model_type": "gemma3_text"}}, "images.* of type gemma3_text"),
     "llava": ({"text_config": {"model_type": "vicuna"}, "vision_config": {}}, "images"),
     "mixtral": ({"num_local_experts": 8}, "mixture of experts"),
     "qwen3_moe": ({"num_experts": 128}, "mixture of experts"),

@@ -133,7 +133,7 @@ def test_two_models_side_by_side(score, other, trained):
     _, out, _ = score("plays.txt", "--compare", other)
     assert f"{trained} is better than {other} by" in out
     _, out, _ = score("rows.jsonl", "--compare", trained)
-    assert "no significant difference: 0.0000 ± 0.0000 bits/byte (p = 1.000)" in out
+    assert "no difference" in out
 
 
 def test_wrong_options_are_usage_errors(score, trained, capsysbinary):
