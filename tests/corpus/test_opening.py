@@ -75,6 +75,7 @@ def test_as_overrides_the_recognition(tmp_path):
 def test_options_of_rows_need_rows(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"x,y\nwords,more\n")
     assert texts(tmp_path / "a.csv", columns="y")[0] == [b"more"]
+    assert Reading(columns="x,y").columns == ("x", "y")
     for options in ({"columns": ("x", "y")}, {"text_column": "y"}):
         for read_as in ("bytes", "text", "document"):
             with pytest.raises(UsageError, match=f"no effect on files read as {read_as}"):
@@ -164,3 +165,12 @@ def test_text_of_a_prompt_file(tmp_path):
     text, notes = corpus.read_text(str(tmp_path / "prompt"))
     assert text.decode() == '{"Größe": 1}\n'
     assert notes[0] == "1 text, utf-16-le, by its byte order mark"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}\n"])
+def test_json_without_rows_is_named_and_skipped_in_a_directory(content, tmp_path):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(CorpusError, match="has no rows"):
+        texts(tmp_path / "a.json")
+    (tmp_path / "b.txt").write_bytes(b"words")
+    assert texts(tmp_path)[0] == [b"words"]

@@ -123,7 +123,7 @@ def test_pdf_joins_lines_and_removes_what_repeats(read):
         "\n\nA well-known {0}"
     )
     assert text == "\n\n".join(map(joined.format, names))
-    assert left_out == {"page without text": 1}
+    assert left_out == {"page without text": 1, "header or footer line": 8}
 
 
 def test_pdf_headers_are_those_of_three_pages_within_four(read):

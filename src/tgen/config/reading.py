@@ -56,7 +56,7 @@ class Reading:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.columns is not None:
-            names = [self.columns] if isinstance(self.columns, str) else self.columns
+            names = self.columns.split(",") if isinstance(self.columns, str) else self.columns
             is_valid = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
             require(is_valid, "columns", names, "names of columns")
             object.__setattr__(self, "columns", tuple(names))

@@ -71,7 +71,9 @@ def read_pdf(
         )
     left_out["page without text"] += n_empty
     left_out["picture"] += n_pictures
-    yield _join_lines(_without_repeated(pages))
+    text = _without_repeated(pages)
+    left_out["header or footer line"] += sum(map(len, pages)) - sum(map(len, text))
+    yield _join_lines(text)
 
 
 def _lines(page: Any) -> list[_Line]:
