@@ -28,6 +28,7 @@ def tuning(tmp_path, tokenizer, monkeypatch):
     ):
         monkeypatch.setattr(module, name, 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
+    monkeypatch.setattr(prepare, "_MIN_BASELINE_BYTES", 0)
     model = make_model("llama", vocab_size=tokenizer.vocab_size, context_length=32)
     model_dir.save(tmp_path / "base", model.config, tokenizer, model.to_arrays())
     settings = {"eval_every": "3", "batch_size": "2"}
