@@ -62,7 +62,6 @@ _MEMBER = re.compile(r'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
 _PANDAS = re.compile(
     r'\{\s*(?:"[^"]*"\s*:\s*\{\s*"0"|"0"\s*:\s*\{|"columns"\s*:\s*\[|"schema"\s*:\s*\{\s*"fields")'
 )
-_EMPTY = ("[]", "{}")
 _SKIP_HINT = "correct them, or leave them out with --skip-bad-rows"
 
 
@@ -89,7 +88,7 @@ def row_kind(name: str, head: bytes) -> str | None:
         return "json objects"  # which are refused
     first, _, rest = text.partition("\n")
     is_line, by_name = _parse(first) is not None, "json lines" if name.endswith(_NAMES) else None
-    if text.strip() in _EMPTY and name.endswith((*_NAMES, ".json")):
+    if text.strip() == "[]" and name.endswith((*_NAMES, ".json")):
         return "json list"  # which is refused
     if text.startswith("["):
         cells = name.endswith((*_NAMES, ".json")) and _CELLS.match(text)
@@ -423,7 +422,7 @@ def _read_json(source: Source, left_out: LeftOut) -> Generator[NumberedRow]:
     if _PANDAS.match(head):
         hint = 'write it as rows: df.to_json("rows.jsonl", orient="records", lines=True)'
         raise CorpusError(f"{source.name} is a table by columns or with an index", hint)
-    if head.strip() in _EMPTY:
+    if head.strip() == "[]":
         raise CorpusError(f"{source.name} has no rows", "name a file with rows")
     values = _Values(source)
     first = next(values, None)
