@@ -51,7 +51,7 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
         (chat(USER | {"role": "narrator"}), "message 1 has the unknown role 'narrator'"),
         (chat(USER, ANSWER | {"tool_calls": [1]}), "message 2 calls a tool"),
         (chat(USER | {"content": None}), "message 1 has no content"),
-        (chat(USER | {"content": [{}]}), "message 1 has a part of type None, which is no text"),
+        (chat(USER | {"content": [{}]}), "message 1 has a part of type None, which is not text"),
         (chat(USER | {"content": "\ud800"}), "message 1 contains an unpaired surrogate"),
         (chat(USER, ANSWER | {"weight": 0.5}), r"message 2 has the weight 0.5 \(expected 0 or 1\)"),
         (chat("a"), "message 1 is not a JSON object"),

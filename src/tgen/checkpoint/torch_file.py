@@ -261,7 +261,7 @@ def _rebuild(function: Any, arguments: Any) -> Any:
             return found
         case _Name(text):
             raise _UnknownNameError(text.replace(" ", ".")[:100])
-    raise ValueError("a call of something that is no function")
+    raise ValueError("a call of an unknown object")
 
 
 def _find_tensors(content: Any) -> dict[str, _Tensor]:

@@ -39,7 +39,7 @@ class ExpansionError(CorpusError):
 
 
 class Bounds:
-    """What one file on disk may expand to, with everything nested in it."""
+    """Limits on the expanded size of a file on disk and of everything nested in it."""
 
     def __init__(self, source: Source) -> None:
         self._name = source.name

@@ -79,7 +79,7 @@ class PreferenceError(CorpusError):
 
 
 class LeftOut(NamedTuple):
-    """What the rows of a file have that canonical rows do not."""
+    """Parts of the rows of a file that canonical rows lack."""
 
     messages: Counter[str]  # messages that had a key
     rows: Counter[str]  # rows that had tools
@@ -235,7 +235,7 @@ def shown(value: Any) -> str:
 
 
 class _Keys(NamedTuple):
-    """What the keys of a row tell."""
+    """The form that the keys of a row imply."""
 
     keys: dict[str, str]  # in lower case -> as they are
     messages: str | None  # of MESSAGES
@@ -388,7 +388,7 @@ def _part(number: int, part: Any) -> str:
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise CorpusError(
-            f"message {number} has a part of type {str(kind)[:_SHOWN]}, which is no text",
+            f"message {number} has a part of type {str(kind)[:_SHOWN]}, which is not text",
             "remove the row, or write its text",
         )
     return text

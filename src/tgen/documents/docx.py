@@ -15,7 +15,7 @@ _CHARACTERS = {"tab": "\t", "ptab": "\t", "noBreakHyphen": "\u2011"}
 
 
 def read_docx(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the text. Tables of contents, comments, headers and footers are no part of it."""
+    """Yield the text. Tables of contents, comments, headers and footers are left out."""
     package = Package(file)
     main = "word/document.xml"
     if "_rels/.rels" in package:

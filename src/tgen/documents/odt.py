@@ -17,7 +17,7 @@ _MAX_SPACES = 1000  # of one element
 
 
 def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the text. Indexes, comments, headers and footers are no part of it."""
+    """Yield the text. Indexes, comments, headers and footers are left out."""
     package = Package(file)
     if "META-INF/manifest.xml" in package:
         for kind, name, _ in package.events("META-INF/manifest.xml"):

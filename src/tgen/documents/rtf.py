@@ -16,7 +16,7 @@ _LINK = re.compile(r"(\\fldinst[^\\}]{0,50})HYPERLINK", re.I)  # whose address s
 
 
 def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the text; notes, headers and footers are no part of it."""
+    """Yield the text; notes, headers and footers are left out."""
     from striprtf import striprtf
 
     data = file.read()
