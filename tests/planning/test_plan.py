@@ -15,9 +15,8 @@ from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import MeasuredStep
 from tgen.planning.memory import rank_memory
-from tgen.planning.model_size import PlanInputs
+from tgen.planning.model_size import PlanInputs, choose_tokenizer
 from tgen.planning.plan import Plan, make_plan
-from tgen.planning.tokenizer_choice import choose_tokenizer
 from tgen.runs.request import parse_overrides
 
 ORDER = list(SIZES)

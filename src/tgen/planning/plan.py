@@ -8,9 +8,9 @@ from tgen.config import SIZES, ModelConfig
 from tgen.config.option import MAX_WHOLE
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.planning.batch_size import MAX_STEP_TOKENS
 from tgen.planning.budget import (
     MAX_GENERATED_TOKENS,
+    MAX_STEP_TOKENS,
     Budget,
     can_start_from_bigrams,
     choose_budget,

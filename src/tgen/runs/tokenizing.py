@@ -18,7 +18,7 @@ from tgen.corpus import Corpus, Documents, TrainValSplit
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
-from tgen.planning.tokenizer_choice import choose_tokenizer as choose_kind
+from tgen.planning.model_size import choose_tokenizer as choose_kind
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
