@@ -80,7 +80,7 @@ def import_everything(*, cheap: bool = True) -> None:
     import torch
 
     from tgen.planning import budget
-    from tgen.runs import checkpoint_saver, closing, forgetting, prepare, session, trainer
+    from tgen.runs import checkpoint_saver, forgetting, prepare, session, trainer
 
     assert session
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def import_everything(*, cheap: bool = True) -> None:
             held_out_bits_per_byte=None,
             verdict="",
         )
-        closing.measure_memorization = lambda *_: nothing  # type: ignore[attr-defined]
+        trainer.measure_memorization = lambda *_: nothing  # type: ignore[attr-defined]
         forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
         prepare._baselines = lambda *_: {}
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]

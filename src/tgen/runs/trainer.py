@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from tgen import distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
+from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import DivergedError, TgenError, TrainingError
+from tgen.lora import adapter as adapters
 from tgen.lora import merging, training
+from tgen.model.transformer import Transformer
 from tgen.reports.training import (
     DoneReport,
     EvalReport,
@@ -28,12 +31,14 @@ from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
 from tgen.runs import tensorboard
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
-from tgen.runs.closing import final_reports
+from tgen.runs.forgetting import general_bits_per_byte
+from tgen.runs.memorization import measure_memorization
 from tgen.runs.model_card import save_card
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
 from tgen.runs.samples import sample
 from tgen.training.early_stopping import decay_from_best
+from tgen.training.evaluation import evaluate_alone
 from tgen.training.loop import done_report, evaluation_is_due, train
 from tgen.training.state import TrainState, weights_of
 
@@ -145,7 +150,7 @@ class Trainer:
         for report in train(state.model, self.dataset, config, state, answers=self.answers):
             if isinstance(report, DoneReport):
                 yield [], partial(self._save_final, state, model=not self.has_val)
-                reports = final_reports(self.out, self.prepared, self.dataset, report, state)
+                reports = _final_reports(self.out, self.prepared, self.dataset, report, state)
                 final: list[RunReport] = []
                 for final_report in reports:
                     if isinstance(final_report, PhaseReport):
@@ -245,3 +250,60 @@ class Trainer:
             if distributed.is_rank_zero():
                 run_state.save_progress(self.out, asdict(state.progress))
         return ()
+
+
+def _final_reports(
+    out: Path,
+    prepared: PreparedRun,
+    dataset: TokenDataset | PackedRows,
+    done: DoneReport,
+    state: TrainState,
+) -> Iterator[RunReport]:
+    """Yield the memorization report of the best model, except of one trained on conversations, and
+    the DoneReport; on rank 0 only."""
+    if not distributed.is_rank_zero():
+        return
+    with _best_model(out, prepared, state) as model:
+        plan = prepared.record.plan
+        n_val = len(dataset.val)
+        if plan.train.eval_tokens < n_val <= (plan.evaluated_tokens or n_val):  # only a part was
+            yield PhaseReport(phase="evaluating all held-out text", saved=True)
+            done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
+        if prepared.record.chat is None:
+            yield PhaseReport(phase="measuring memorization", saved=True)
+            yield measure_memorization(prepared, dataset, done, model)
+        before, after, n_tokens = prepared.record.general_bits_per_byte, None, 0
+        if before is not None:
+            yield PhaseReport(phase="evaluating the general text", saved=True)
+            after = general_bits_per_byte(model, prepared.tokenizer, prepared.general)
+            n_tokens = len(prepared.tokenizer.encode_corpus(prepared.general)[0])
+    yield replace(
+        done,
+        out=str(out),
+        sample_prompt=prepared.record.sample_prompt,
+        baselines=prepared.record.baselines,
+        general_before=before,
+        general_after=after,
+        general_tokens=n_tokens,
+    )
+
+
+@contextmanager
+def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator[Transformer]:
+    """Yield the model that was saved; an adapter is loaded into the running model for a while, so
+    that its base is not in memory twice."""
+    adapter = prepared.new_adapter
+    if adapter is None:
+        bundle = merging.load(out)
+        model = Transformer.from_arrays(bundle.config, bundle.arrays)
+        if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
+            model = model.to(prepared.device)
+        yield model
+        return
+    newest = training.pairs_of(state.model, adapter.layout, adapter.shapes)
+    best = adapters.read(out, state.model.config)
+    training.load_pairs(state.model, adapter.layout, best.pairs)
+    try:
+        yield state.model.eval()
+    finally:
+        training.load_pairs(state.model, adapter.layout, newest)
