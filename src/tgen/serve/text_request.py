@@ -11,7 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -25,7 +27,6 @@ from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import bad_request, model_not_found
-from tgen.serve.json_object import JsonObject, explain
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 _MAX_STOPS, _MAX_STOP_BYTES = 4, 256
@@ -56,6 +57,31 @@ _SAMPLING = (  # fields that SamplingConfig has, too
     *("temperature", "top_p", "top_k", "min_p", "stop"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
+# Type of an error -> what is expected.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "string_unicode": "text without unpaired surrogates",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than_equal": "at most {le:,}",
+    "too_short": "a value that is not empty",
+    "literal_error": "{expected}",
+    "value_error": "{error}",  # of a field's own validator
+}
+
+
+class JsonObject(BaseModel):
+    """A JSON object with the declared fields; others are ignored.
+
+    Types are strict: strings and booleans are not accepted as numbers.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
 def _check_unicode(text: str) -> str:
@@ -309,7 +335,7 @@ def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
     try:
         request = kind.model_validate({"model": model} | given)
     except ValidationError as error:
-        path, message = explain(error)
+        path, message = _explain(error)
         raise bad_request(message, path) from None
     if request.model != model:
         raise model_not_found(request.model, model)
@@ -417,3 +443,16 @@ def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: 
         )
     default = max_tokens if request.chat else min(_COMPLETION_TOKENS, max_tokens)
     return requested if requested is not None else min(default, room)
+
+
+def _explain(error: ValidationError) -> tuple[str, str]:
+    """Return the path of the first invalid field, and its value and what is expected there."""
+    first = error.errors(include_url=False)[0]
+    kind = first["type"]
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:60]}" for step in first["loc"])
+    path = "".join(steps).removeprefix(".")
+    if kind in ("missing", "extra_forbidden"):
+        return path, f"{path} is {'missing' if kind == 'missing' else 'not supported'}"
+    expected = _EXPECTED.get(kind, first["msg"]).format(**first.get("ctx", {}))
+    expected = expected.removesuffix(".0")  # limits of floats
+    return path, f"{path}: invalid value {json.dumps(first['input'])[:60]}, expected {expected}"
