@@ -8,7 +8,7 @@ import pytest
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.errors import TokenizerError
 from tgen.tokenizer import Tokenizer, merges_of_text, train_bpe
-from tgen.tokenizer.byte_alphabet import SPACE
+from tgen.tokenizer.spec import SPACE
 
 TEXT = Path(__file__).read_text() + "Ümlaut, e\u0301clair\n\t 12 dogs, 345 cats"
 END, MARK = "<|endoftext|>", "<mark>"

@@ -1,6 +1,6 @@
 """Tokenizers: bytes -> ids -> the same bytes. Trained here, or read from a tokenizer.json."""
 
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
+from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
 from tgen.tokenizer.train import (
     DEFAULT_VOCAB_SIZE,

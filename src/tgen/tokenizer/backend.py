@@ -10,9 +10,8 @@ from tokenizers import Tokenizer as Backend
 
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
-from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS, WORDS
-from tgen.tokenizer.spec import TokenizerSpec
+from tgen.tokenizer.spec import SPACE, TokenizerSpec
 
 __all__ = [
     "Backend",

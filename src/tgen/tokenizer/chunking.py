@@ -7,9 +7,8 @@ token has a visible character after a line break.
 import re
 from collections.abc import Iterator
 
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
 from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS
-from tgen.tokenizer.spec import TokenizerSpec
+from tgen.tokenizer.spec import BYTE_CHARACTERS, BYTE_TOKENS, SPACE, TokenizerSpec
 
 _NEWLINE = BYTE_CHARACTERS[10]
 _WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")

@@ -6,7 +6,7 @@ A merge can happen only in a text that contains its result.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
+from tgen.tokenizer.spec import BYTE_CHARACTERS
 
 _MAX_BYTES = 1000  # of a text: its substrings are at most this times the longest token
 _MAX_TEXTS = 4  # further ones: making all merges once takes less time

@@ -19,7 +19,6 @@ from tgen.tokenizer.allowlist import (
     shorten,
     unsupported_error,
 )
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS, BYTE_TOKENS, SPACE
 from tgen.tokenizer.patterns import (
     ASCII_THREE_DIGITS,
     COVERING,
@@ -31,6 +30,19 @@ from tgen.tokenizer.patterns import (
     WORDS,
 )
 
+
+def _byte_characters() -> list[str]:
+    """Return GPT-2's printable character for each byte, by byte value."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable}
+    table |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [table[byte] for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # sentencepiece's, besides its characters
+SPACE = "▁"  # sentencepiece's space
 _BYTE_VALUES = codecs.charmap_build("".join(BYTE_CHARACTERS))
 _MAX_ADDED, _MAX_ADDED_BYTES = 10_000, 512
 _SPLITTERS = ("ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "BertPreTokenizer")

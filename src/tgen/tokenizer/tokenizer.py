@@ -28,11 +28,10 @@ from tgen.tokenizer.backend import (
     make_normalizer,
     split_words,
 )
-from tgen.tokenizer.byte_alphabet import SPACE
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.merges_of_text import MergesOfText
-from tgen.tokenizer.spec import parse_merges, parse_spec
+from tgen.tokenizer.spec import SPACE, parse_merges, parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _BLOCK = 1 << 17  # characters encoded by one thread at a time

@@ -15,10 +15,9 @@ from tgen.errors import TokenizerError, UsageError
 from tgen.storage import files
 from tgen.tokenizer.allowlist import DAMAGED_HINT
 from tgen.tokenizer.backend import UNKNOWN, Backend, split_words
-from tgen.tokenizer.byte_alphabet import BYTE_CHARACTERS
 from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
-from tgen.tokenizer.spec import WORD_STAGES
+from tgen.tokenizer.spec import BYTE_CHARACTERS, WORD_STAGES
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer, split_blocks
 
 DEFAULT_VOCAB_SIZE = 1024

@@ -18,10 +18,9 @@ from unicodedata import normalize
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
-from tgen.tokenizer.byte_alphabet import BYTE_TOKENS, SPACE
 from tgen.tokenizer.merges_of_text import MergesOfText
 from tgen.tokenizer.patterns import O200K, TEKKEN
-from tgen.tokenizer.spec import AddedToken
+from tgen.tokenizer.spec import BYTE_TOKENS, SPACE, AddedToken
 
 _MAX_MERGES = 1 << 22  # Gemma's 262,144 tokens have an eighth
 _MAX_CHARACTERS = 256  # of a token: the work grows with the square

@@ -15,7 +15,7 @@ from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.errors import ModelError, TokenizerError
 from tgen.storage import files
-from tgen.tokenizer.byte_alphabet import SPACE
+from tgen.tokenizer.spec import SPACE
 
 VOCAB, MERGES, SENTENCEPIECE = "vocab.json", "merges.txt", "tokenizer.model"
 _LIMIT = 16 << 20  # bytes of a file
