@@ -6,8 +6,9 @@ The descriptions come from the models' files; weights are not read.
 import os
 import stat
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +17,11 @@ import typer
 from tgen.cli import console
 from tgen.cli.options import json_option, make_command, quiet_option
 from tgen.config.option import option
+from tgen.drawing.terminal_text import json_line, one_line
 from tgen.errors import TgenError, UsageError
-from tgen.reports.models import ModelReport
 from tgen.reports.number_format import format_bytes
+
+_SCHEMA = "tgen.models/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,25 @@ class ModelsOptions:
                 f"tgen models list takes no name (got {self.names[0]!r})",
                 "remove it; tgen inspect --view model describes a model",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """A model as its files describe it; weights are not read."""
+
+    name: str
+    path: str
+    found_by: str  # where it was found, see `checkpoint.model_lookup`
+    is_default: bool  # whether it is the one that commands use without a name
+    adapter_of: str | None  # the base model that an adapter names; None: not an adapter
+    rank: int | None  # of an adapter
+    family: str | None  # of an adapter, the base's. None here and below: unknown, see `problem`
+    n_parameters: int | None
+    dtype: str | None  # of most of the weights
+    context_length: int | None
+    n_bytes: int  # of all its files on disk
+    modified: float | None  # when the weights were written, in seconds since 1970
+    problem: str  # why it cannot be loaded; "" if nothing is known
 
 
 def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
@@ -159,8 +181,6 @@ def models(options: ModelsOptions) -> None:
     --clear-cache removes these files. --check compares them with their checksums, which opening a
     model does not do. If it finds damaged files, it removes them and exits with status 1.
     """
-    from tgen.cli.models_output import print_json, print_table
-
     if options.check:
         _check_cache(options)
         return
@@ -179,9 +199,9 @@ def models(options: ModelsOptions) -> None:
 
     reports = list(describe_models())
     if options.json:
-        print_json(reports)
+        _print_json(reports)
     else:
-        print_table(reports, quiet=options.quiet)
+        _print_table(reports, quiet=options.quiet)
         if shown := _describe_cache():
             console.print_status(shown, quiet=options.quiet)
 
@@ -221,7 +241,6 @@ def _remove(name: str, options: ModelsOptions) -> None:
         WEIGHTS_DIRECTORY,
         find_model,
     )
-    from tgen.cli.models_output import kind
     from tgen.runs.removal import check_removable, remove_model
 
     path, found_by = find_model(name)
@@ -236,7 +255,7 @@ def _remove(name: str, options: ModelsOptions) -> None:
     check_removable(path)
     if not options.yes:
         report = describe_model(path, name=name, found_by=found_by, is_default=False)
-        details = [kind(report), _parameters(report.n_parameters)]
+        details = [_kind(report), _parameters(report.n_parameters)]
         shown = ", ".join([*filter(None, details), format_bytes(report.n_bytes)])
         _ask(path, shown)
     others = remove_model(path)
@@ -258,6 +277,66 @@ def _ask(path: Path, details: str) -> None:
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         console.print_status("not removed")
         raise typer.Exit(1)
+
+
+def _print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
+    """Print one row per model to stdout, and problems to stderr."""
+    from rich.text import Text
+
+    from tgen.cli.rich_console import out
+    from tgen.drawing.tables import table
+
+    rows = table(
+        "name", "family", ">parameters", "dtype", ">context", ">size", ">written", "found in"
+    )
+    for report in reports:
+        rows.add_row(
+            Text(report.name, style="bold" if report.is_default else ""),
+            Text(_kind(report) or "–"),
+            _number(report.n_parameters),
+            report.dtype or "–",
+            _number(report.context_length),
+            format_bytes(report.n_bytes),
+            "–" if report.modified is None else _local_time(report.modified),
+            Text(report.found_by),
+        )
+    console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
+    for report in reports:
+        if report.is_default:
+            console.print_status(f"default: {report.name}", quiet=quiet)
+        if report.problem:
+            console.print_status(f"warning: {report.name}: {report.problem}", quiet=quiet)
+
+
+def _print_json(reports: Sequence[ModelReport]) -> None:
+    """Write one JSON object to stdout."""
+    rows = [
+        asdict(report)
+        | {
+            "modified": None
+            if report.modified is None
+            else datetime.fromtimestamp(report.modified, UTC).isoformat(timespec="seconds"),
+            "problem": report.problem or None,
+        }
+        for report in reports
+    ]
+    console.write(json_line({"schema": _SCHEMA, "models": rows}))
+
+
+def _kind(report: ModelReport) -> str:
+    """Return the family of a model, or the base and rank of an adapter; "" if unknown."""
+    if report.adapter_of is None:
+        return report.family or ""
+    rank = "" if report.rank is None else f", rank {report.rank}"
+    return one_line(f"adapter of {report.adapter_of}{rank}")
+
+
+def _number(n: int | None) -> str:
+    return "–" if n is None else f"{n:,}"
+
+
+def _local_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 command = make_command(models, ModelsOptions)
