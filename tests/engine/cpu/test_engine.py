@@ -22,13 +22,12 @@ from tgen.engine.cpu import (
     job_layout,
     kernels,
     kv_cache,
-    pass_runner,
     simd,
     target,
     thread_pool,
 )
 from tgen.engine.cpu.compiler import compiled
-from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.engine import CpuEngine, may_use_amx
 from tgen.engine.cpu.intrinsics import address, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,
@@ -234,12 +233,12 @@ def quantized(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_matrix_units_give_the_bits_of_vectors(model, dtype, monkeypatch):
-    if not pass_runner.may_use_amx():
+    if not may_use_amx():
         pytest.skip("this processor has no AMX")
     engine = make_engine(model, dtype=dtype)
     with_tiles = engine.extend([IDS], every_position=True)
     engine.rewind([0])
-    monkeypatch.setattr(pass_runner, "may_use_amx", lambda: False)
+    monkeypatch.setattr("tgen.engine.cpu.engine.may_use_amx", lambda: False)
     assert np.array_equal(engine.extend([IDS], every_position=True), with_tiles)
 
 

@@ -1,8 +1,15 @@
-"""The CPU engine: passes of up to `MAX_TOKENS` tokens through the compiled `forward`."""
+"""The CPU engine: passes of up to `MAX_TOKENS` tokens through the compiled `forward`.
 
+The engines of one model share its weights and the buffers of a pass. Passes of many tokens use AMX,
+which Linux permits to processes that ask for it.
+"""
+
+import ctypes
+import sys
 import threading
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -10,10 +17,31 @@ import numpy as np
 from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, StoredAs
 from tgen.engine.base import Logits, extended_lengths
-from tgen.engine.cpu.kernel_cache import load_kernels
+from tgen.engine.cpu import job_layout
+from tgen.engine.cpu.job_layout import (
+    CHUNKS_PER_THREAD,
+    HAS_AMX,
+    KEYS_PER_RANGE,
+    LANES,
+    PANEL,
+    QUERIES,
+    TILE_BYTES,
+    allocate_aligned,
+)
+from tgen.engine.cpu.kernel_cache import enter_function, forward_address, load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
-from tgen.engine.cpu.pass_runner import MAX_TOKENS, PassRunner
-from tgen.engine.cpu.weights import PackedWeights
+from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
+from tgen.engine.cpu.weights import PackedWeights, padded_length
+from tgen.errors import ModelError
+from tgen.model.rope import rotary_tables, sinusoid
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
+MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
+# A pass with fewer tokens is faster without AMX.
+_MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
+_CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
+_MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
 
 class CpuEngine:
@@ -106,3 +134,170 @@ class CpuEngine:
         ]
         self._cache.lengths = after
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@cache
+def may_use_amx() -> bool:
+    """Whether the kernels are compiled for AMX and this process may use it; asks for it."""
+    if sys.platform != "linux" or not enter_function()(HAS_AMX, *[0] * 7):
+        return False
+    arguments = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return bool(ctypes.pythonapi.syscall(*arguments) == 0)
+
+
+class PassRunner:
+    """Runs one pass at a time; threads that call `run` meanwhile wait."""
+
+    def __init__(self, weights: PackedWeights, *, n_threads: int) -> None:
+        """Raises ModelError for a model with more layers or heads than a pass can have."""
+        config = weights.config
+        _check_limit("layers", config.n_layers, MAX_LAYERS)
+        _check_limit("attention heads", config.n_heads, MAX_HEADS)
+        self.config, self.weights = config, weights
+        self._lock = threading.Lock()
+        self._n_threads = n_threads
+        self._job = np.zeros(job_layout.JOB_SIZE, np.int64)
+        self._tokens = np.zeros((MAX_TOKENS, job_layout.TOKEN_COLUMNS), np.int64)
+        self._spans = np.zeros((MAX_TOKENS, job_layout.SPAN_COLUMNS), np.int64)
+        self._buffers: dict[int, Array] = {
+            job_layout.TOKENS_PTR: self._tokens,
+            job_layout.SPANS_PTR: self._spans,
+        }
+        self._partials = allocate_aligned((0,))  # of attention, if threads share its keys
+        self._n_positions = 0  # positions that tables and attention scores have room for
+        self._allocate_buffers()
+        self._set_fields(self.weights.job_fields() | {job_layout.N_THREADS: n_threads})
+
+    def run(self, cache: BlockedKVCache, rows: Sequence[tuple[int, ...]]) -> Logits:
+        """Run a pass of tokens with these rows, see `job_layout`; return logits where needed.
+
+        Writes keys and values to `cache`, which has room for them.
+        """
+        n = len(rows)
+        rows = sorted(rows, key=lambda row: -row[job_layout.NEEDS_LOGITS])
+        n_logits = sum(row[job_layout.NEEDS_LOGITS] for row in rows)
+        logits = np.empty((n_logits, -(-self.config.vocab_size // PANEL) * PANEL), np.float32)
+        fields = {job_layout.N_TOKENS: n, job_layout.N_LOGITS: n_logits}
+        fields[job_layout.LOGITS_PTR] = logits.ctypes.data
+        fields[job_layout.INPUT_DTYPE] = self._input_dtype(n)
+        fields[job_layout.FORWARD_PTR] = forward_address(
+            (self.weights.input_dtype, cache.dtype_code)
+        )
+        with self._lock:
+            self._reserve_positions(cache.capacity)
+            self._tokens[:n] = rows
+            spans = _find_spans(rows)
+            self._spans[: len(spans)] = spans
+            fields[job_layout.N_SPANS] = len(spans)
+            fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
+            fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
+            sequences = cache.addresses()
+            fields[job_layout.SEQUENCES_PTR] = sequences.ctypes.data
+            self._set_fields(fields)
+            thread_pool().run(self._job, self.config.n_layers, self._n_threads)
+        return logits[:, : self.config.vocab_size]
+
+    def _input_dtype(self, n_tokens: int) -> int:
+        dtype = self.weights.input_dtype
+        if dtype == job_layout.FLOAT32 or n_tokens < _MIN_TILE_TOKENS[dtype] or not may_use_amx():
+            return dtype
+        is_int8 = dtype == job_layout.INT8
+        return job_layout.INT8_TILES if is_int8 else job_layout.BFLOAT16_TILES
+
+    def _set_fields(self, fields: dict[int, int]) -> None:
+        for name, value in fields.items():
+            self._job[name] = value
+
+    def _split_keys(self, rows: Sequence[tuple[int, ...]], n_chunks: int) -> dict[int, int]:
+        """Return the fields of a pass that say how attention is divided, besides `n_chunks`."""
+        n_ranges = max(row[job_layout.POSITION] for row in rows) // KEYS_PER_RANGE + 1
+        size = padded_length(self.config.head_dim) + LANES
+        n = len(rows) * self.config.n_heads * n_ranges * size
+        splits = (
+            self._n_threads > 1
+            and n_chunks < _CHUNKS_PER_THREAD * self._n_threads
+            and n_chunks * n_ranges <= job_layout.MAX_CHUNKS
+            and n <= _MAX_PARTIALS
+        )
+        if splits and n > self._partials.size:
+            self._partials = allocate_aligned((min(2 * n, _MAX_PARTIALS),))
+        return {
+            job_layout.N_RANGES: n_ranges,
+            job_layout.N_PARTS: n_ranges if splits else 1,
+            job_layout.PARTIALS_PTR: self._partials.ctypes.data,
+        }
+
+    def _reserve_positions(self, n: int) -> None:
+        """Make room for `n` positions: most of a long context is never used."""
+        if n <= self._n_positions:
+            return
+        config = self.config
+        row, n_ranges = padded_length(config.head_dim) + LANES, -(-n // KEYS_PER_RANGE)
+        n_scores = QUERIES * (8 + row * (1 + n_ranges) + KEYS_PER_RANGE)  # see `_attend_together`
+        n_tiles = TILE_BYTES + self._widest_input * PANEL // 4  # see `products_of_tiles`
+        scratch = padded_length(self._before_spare() + max(n_scores, n_tiles))
+        scratch += 1024  # a page apart, so that threads do not share cache lines
+        new = {job_layout.SCRATCH_PTR: allocate_aligned((self._n_threads, scratch))}
+        if config.position == "rotary":
+            new[job_layout.COS_PTR], new[job_layout.SIN_PTR] = rotary_tables(config, n)
+            if config.local_rope_theta is not None:
+                cos, sin = rotary_tables(config, n, "local")
+                new[job_layout.LOCAL_COS_PTR], new[job_layout.LOCAL_SIN_PTR] = cos, sin
+        elif config.position == "sinusoidal":
+            self.weights.set_positions(sinusoid(n, config.d_model))
+        self._set_fields({name: array.ctypes.data for name, array in new.items()})
+        self._set_fields({job_layout.SCRATCH_BYTES: 4 * scratch})
+        self._buffers |= new
+        self._n_positions = n
+
+    def _allocate_buffers(self) -> None:
+        config = self.config
+        width, hidden = padded_length(config.d_model), padded_length(config.d_ff)
+        head = padded_length(config.head_dim)
+        sizes = {
+            job_layout.X_PTR: width,
+            job_layout.Y_PTR: width,
+            job_layout.QKV_PTR: (config.n_heads + 2 * config.n_kv_heads) * head,
+            job_layout.INPUTS_PTR: width,
+            job_layout.ATTENTION_INPUTS_PTR: config.n_heads * head,
+            job_layout.HIDDEN_INPUTS_PTR: hidden,
+        }
+        for name, size in sizes.items():  # rounded inputs take less than float32
+            self._buffers[name] = allocate_aligned((MAX_TOKENS, size))
+        self._widest_input = max(width, config.n_heads * head, hidden)
+        self._set_fields({name: buffer.ctypes.data for name, buffer in self._buffers.items()})
+        offsets = {
+            job_layout.INPUTS_OFFSET: width,
+            job_layout.HIDDEN_OFFSET: (1 + MAX_TOKENS) * width,
+            job_layout.SPARE_OFFSET: self._before_spare(),
+        }
+        self._set_fields({name: 4 * numbers for name, numbers in offsets.items()})
+
+    def _before_spare(self) -> int:
+        """Numbers of a thread's scratch memory before what attention uses: one vector, the inputs
+        of products, and a chunk of the hidden vectors with their gates."""
+        width = padded_length(self.config.d_model)
+        n_chunks = CHUNKS_PER_THREAD * self._n_threads
+        chunk = padded_length(-(-self.config.d_ff // n_chunks))
+        return width + MAX_TOKENS * (width + 2 * chunk)
+
+
+def _find_spans(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Return spans of up to QUERIES tokens of one sequence: the first token and their number. The
+    logits of all of them are needed, or of none."""
+    spans: list[tuple[int, int]] = []
+    previous = None
+    for i, row in enumerate(rows):
+        kind = row[job_layout.SEQUENCE], row[job_layout.NEEDS_LOGITS]
+        if kind == previous and spans[-1][1] < QUERIES:
+            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
+        else:
+            spans.append((i, 1))
+        previous = kind
+    return spans
+
+
+def _check_limit(what: str, n: int, limit: int) -> None:
+    if n > limit:
+        message = f"the model has {n:,} {what} (limit of the compiled kernels: {limit:,})"
+        raise ModelError(message, "check config.json: known models have fewer")
