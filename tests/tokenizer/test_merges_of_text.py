@@ -7,7 +7,8 @@ import pytest
 
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.errors import TokenizerError
-from tgen.tokenizer import Tokenizer, merges_of_text, train_bpe
+from tgen.tokenizer import Tokenizer, train_bpe
+from tgen.tokenizer import backend as library
 from tgen.tokenizer.spec import SPACE
 
 TEXT = Path(__file__).read_text() + "Ümlaut, e\u0301clair\n\t 12 dogs, 345 cats"
@@ -31,7 +32,7 @@ def fields(request):
 
 
 def test_short_texts_have_the_ids_of_the_whole_tokenizer(fields, monkeypatch):
-    monkeypatch.setattr(merges_of_text, "_MAX_TEXTS", 1 << 30)
+    monkeypatch.setattr("tgen.tokenizer.backend._MAX_TEXTS", 1 << 30)
     short, _ = gguf_tokenizer.read(fields)
     whole = Tokenizer(gguf_tokenizer.to_json(fields)[0])
     rng = random.Random(1)
@@ -66,7 +67,7 @@ def test_long_and_many_texts_are_encoded_with_all_merges(fields, n_short):
     short, _ = gguf_tokenizer.read(fields)
     for i in range(n_short):
         assert short.encode(b"the dogs") == whole.encode(b"the dogs")
-        assert (short._all is not None) == (i >= merges_of_text._MAX_TEXTS)
+        assert (short._all is not None) == (i >= library._MAX_TEXTS)
     assert short.encode(b"the dogs. " * 200) == whole.encode(b"the dogs. " * 200)
     assert short._all is not None
 

@@ -1,7 +1,8 @@
 """The tokenizers library, built from a checked TokenizerSpec."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -11,12 +12,13 @@ from tokenizers import Tokenizer as Backend
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS, WORDS
-from tgen.tokenizer.spec import SPACE, TokenizerSpec
+from tgen.tokenizer.spec import BYTE_CHARACTERS, SPACE, TokenizerSpec
 
 __all__ = [
     "Backend",
     "BackendPair",
     "Backends",
+    "MergesOfText",
     "is_consistent",
     "make_backends",
     "make_normalizer",
@@ -24,6 +26,9 @@ __all__ = [
 ]
 
 UNKNOWN = "<unk>"
+_MAX_BYTES = 1000  # of a text: its substrings are at most this times the longest token
+_MAX_TEXTS = 4  # further ones: making all merges once takes less time
+_MAX_ADDED = 300  # added tokens, which the tokenizers library prepares anew for each text
 
 _NORMALIZERS = {
     "NFC": normalizers.NFC,
@@ -168,3 +173,46 @@ def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
     if pattern == PUNCTUATION:
         return pre_tokenizers.Punctuation("contiguous")
     return pre_tokenizers.Split(Regex(FASTER.get(pattern, pattern)), "isolated")
+
+
+class MergesOfText:
+    """The merges that a short text can need: those whose result it contains.
+
+    A process with one prompt saves the time to make all. `pairs` returns the merges of byte-level
+    BPE in their order, as sequences of two tokens. Others, and merges with a token that the
+    vocabulary lacks, are ignored.
+    """
+
+    def __init__(
+        self, vocab: Mapping[str, int], pairs: Callable[[], Iterable[Sequence[str]]]
+    ) -> None:
+        self._vocab, self._pairs = vocab, pairs
+        self._n_texts = 0
+
+    def find(
+        self, text: str, added: dict[str, int]
+    ) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
+        """Return the added tokens and those that may occur in a text, with their ids, and the
+        merges that give them; None if it takes less time to make all merges."""
+        data = text.encode(errors="surrogatepass")
+        self._n_texts += 1
+        if len(data) > _MAX_BYTES or self._n_texts > _MAX_TEXTS or len(added) > _MAX_ADDED:
+            return None
+        spelled = "".join(map(BYTE_CHARACTERS.__getitem__, data))
+        parts = {
+            spelled[start:end]
+            for start in range(len(spelled))
+            for end in range(start + 1, min(start + self._longest, len(spelled)) + 1)
+        }
+        tokens = {part: self._vocab[part] for part in parts if part in self._vocab}
+        merges = [
+            (pair[0], pair[1])
+            for pair in self._pairs()
+            if pair[0] in tokens and len(pair) == 2 and pair[1] in tokens
+            if "".join(pair) in tokens
+        ]
+        return tokens | added, merges
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._vocab))

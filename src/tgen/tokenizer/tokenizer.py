@@ -23,6 +23,7 @@ from tgen.tokenizer.backend import (
     Backend,
     BackendPair,
     Backends,
+    MergesOfText,
     is_consistent,
     make_backends,
     make_normalizer,
@@ -30,7 +31,6 @@ from tgen.tokenizer.backend import (
 )
 from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
-from tgen.tokenizer.merges_of_text import MergesOfText
 from tgen.tokenizer.spec import SPACE, parse_merges, parse_spec
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"

@@ -18,7 +18,7 @@ from unicodedata import normalize
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
-from tgen.tokenizer.merges_of_text import MergesOfText
+from tgen.tokenizer.backend import MergesOfText
 from tgen.tokenizer.patterns import O200K, TEKKEN
 from tgen.tokenizer.spec import BYTE_TOKENS, SPACE, AddedToken
 
