@@ -1,12 +1,15 @@
 """Load a command's model, and report slow steps."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tgen import distributed
 from tgen.cli import console
 from tgen.cli.phases import end_phase
 from tgen.config import EngineOptions
+from tgen.distributed import Ranks
 
 if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
@@ -59,4 +62,19 @@ def load_model(
         )
     for warning in warnings:
         console.print_status(f"warning: {warning}", quiet=quiet)
+    return model
+
+
+def load_shared(
+    path: Path, options: EngineOptions, ranks: Ranks, *, adapter: Path | None, quiet: bool
+) -> "LoadedModel":
+    """Load the model, the same on all ranks; ranks of one machine share its CPU cores."""
+    from tgen.checkpoint.model_dir import digest
+    from tgen.machine.cpus import default_threads
+
+    if ranks.world_size > 1 and options.threads is None:
+        options = replace(options, threads=default_threads(shared_by=ranks.local_world_size))
+    model = load_model(path, options, adapter=adapter, quiet=quiet)
+    if ranks.world_size > 1:
+        distributed.assert_same(f"the model {path}", digest(model.bundle)[:16])
     return model

@@ -9,8 +9,7 @@ from typing import Any
 from typer import Exit
 
 from fuzz.models import save_model
-from tgen.cli import app, console
-from tgen.cli.generate import distributed
+from tgen.cli import app, console, model_loading
 from tgen.cli.generate.command import generate
 from tgen.cli.generate.options import GenerateOptions
 from tgen.config import EngineOptions
@@ -43,7 +42,7 @@ class Command:
         self._write = console.write
         self.written = b""
         console.write = self._record
-        distributed.load_shared = lambda *_, **__: self._model  # type: ignore[assignment]
+        model_loading.load_shared = lambda *_, **__: self._model  # type: ignore[assignment]
         app._report_bug = _raise
 
     def _record(self, data: bytes) -> None:

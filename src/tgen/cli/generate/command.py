@@ -52,7 +52,7 @@ def generate(options: GenerateOptions) -> None:
 
     The exit status is 1 if a row of --input was invalid, or if a constrained text was cut off.
     """
-    from tgen.cli.generate.distributed import join_ranks
+    from tgen.cli.distributed import join_ranks
 
     with join_ranks(options) as ranks:
         failed = _generate(options, ranks)
@@ -66,9 +66,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.chat import chat_loop, message, repl, require_terminal
-    from tgen.cli.generate.distributed import load_shared
     from tgen.cli.generate.input_rows import LineReader
-    from tgen.cli.model_loading import find_paths
+    from tgen.cli.model_loading import find_paths, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
     from tgen.lora.merging import settings_path
@@ -90,7 +89,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     has_prompt = options.prompt is not None or options.prompt_file is not None
     no_prompt = lines or (options.interactive and not has_prompt)
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
-    model = load_shared(path, adapter, options, ranks, quiet=quiet)
+    model = load_shared(path, options.engine, ranks, adapter=adapter, quiet=quiet)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
         console.print_status(f"warning: {warning}", quiet=quiet)
@@ -162,7 +161,6 @@ def _make_writer(
     model: "LoadedModel", name: str, options: GenerateOptions, ranks: "Ranks"
 ) -> "output.Writer":
     from tgen.cli.generate import output
-    from tgen.cli.generate.distributed import GatherWriter
 
     def to_json(generation: output.Generation) -> bytes:
         token_bytes = model.vocabulary.bytes_of
@@ -174,7 +172,7 @@ def _make_writer(
     if ranks.world_size > 1:
         to_bytes = to_json if as_json else output.text_line
         n_rows = ranks.world_size * options.batch_size
-        return GatherWriter(to_bytes, keep_tokens=as_json, n_rows=n_rows)
+        return output.GatherWriter(to_bytes, keep_tokens=as_json, n_rows=n_rows)
     if as_json:
         return output.Writer(to_json, keep_tokens=True)
     return output.TextWriter(several=options.input_file is not None or options.samples > 1)

@@ -1,5 +1,6 @@
 """The output of `tgen generate`: tokens in, text or JSON objects out."""
 
+import heapq
 import math
 import os
 import sys
@@ -7,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from tgen.checkpoint.hf.generation_config import GenerationDefaults
@@ -14,7 +16,7 @@ from tgen.cli import console
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.options import name_flags
 from tgen.config import SamplingConfig
-from tgen.distributed import all_gather
+from tgen.distributed import all_gather, gather
 from tgen.errors import TgenError
 from tgen.reports.generation import Token
 from tgen.reports.json_text import json_text
@@ -223,6 +225,45 @@ class TextWriter(Writer):
         if data:
             console.write(data)
             self._at_line_start = data.endswith(b"\n")
+
+
+class GatherWriter(Writer):
+    """A writer that gathers all ranks' output on rank 0, which writes it in row order.
+
+    At regular intervals, all ranks send the output of their next rows.
+    """
+
+    def __init__(
+        self, to_bytes: Callable[[Generation], bytes], *, keep_tokens: bool, n_rows: int
+    ) -> None:
+        """Make a writer; ranks gather after every `n_rows` rows."""
+        super().__init__(to_bytes, keep_tokens=keep_tokens)
+        self._n_rows = self._next_gather = n_rows
+        self._output: list[tuple[int, bytes]] = []
+
+    def update(self) -> None:
+        """Collect finished rows in order; gather once all rows before `_next_gather` are done."""
+        while self._waiting:
+            row = self._waiting[0].row
+            if row >= self._next_gather:
+                self._gather_and_write()
+            elif self._waiting[0].output is not None:
+                self._output.append((row, next(self._finished())))
+            else:
+                return
+
+    def finish(self, n_rows: int) -> None:
+        """Gather the rest of `n_rows` input rows."""
+        while self._next_gather - self._n_rows < n_rows:
+            self._gather_and_write()
+        super().finish(n_rows)
+
+    def _gather_and_write(self) -> None:
+        outputs = gather(self._output)
+        if outputs is not None:  # one rank generates all samples of a row, in order
+            console.write(b"".join(text for _, text in heapq.merge(*outputs, key=itemgetter(0))))
+        self._output = []
+        self._next_gather += self._n_rows
 
 
 def text_line(generation: Generation) -> bytes:
