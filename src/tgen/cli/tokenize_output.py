@@ -1,8 +1,9 @@
 """The output of `tgen tokenize`: a colored view, ids, counts or JSON."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
 from rich.text import Text
@@ -24,11 +25,19 @@ _COUNTS = f"{'tokens':>11} {'bytes':>13} {'bytes/token':>11}  text"
 Pieces = Iterable[tuple[bytes, list[int]]]  # parts of a text with their ids
 
 
-class Counts(NamedTuple):
-    """Numbers of a text."""
+@dataclass
+class Counts:
+    """Numbers of one text or of several, as far as they have been read."""
 
-    n_tokens: int
-    n_bytes: int
+    n_tokens: int = 0
+    n_bytes: int = 0
+
+    def count(self, pieces: Pieces) -> Iterator[tuple[bytes, list[int]]]:
+        """Pass the pieces on; add their tokens and bytes."""
+        for text, ids in pieces:
+            self.n_tokens += len(ids)
+            self.n_bytes += len(text)
+            yield text, ids
 
 
 def write_texts(
@@ -43,7 +52,7 @@ def write_texts(
 ) -> None:
     """Write each text, given with its name: its `ids`, or only `counts`, or as `json`, or to be
     looked at."""
-    write: Callable[[str, Pieces], Counts] = partial(_write_view, tokenizer)
+    write: Callable[[str, Pieces, Counts], None] = partial(_write_view, tokenizer)
     if json:
         write = partial(_write_json, model, tokenizer, only_counts=counts)
     elif counts:
@@ -51,8 +60,11 @@ def write_texts(
         write = _write_counts
     elif ids:
         write = _write_ids
-    all_counts = [write(name, pieces) for name, pieces in texts]
-    total = Counts(sum(n for n, _ in all_counts), sum(n for _, n in all_counts))
+    all_counts = []
+    for name, pieces in texts:
+        all_counts.append(own := Counts())
+        write(name, own.count(pieces), own)
+    total = Counts(sum(one.n_tokens for one in all_counts), sum(one.n_bytes for one in all_counts))
     if counts and not json and len(all_counts) > 1:
         _show_counts(total, "total")
     elif not counts:
@@ -60,70 +72,59 @@ def write_texts(
         console.print_status(numbers, quiet=quiet)
 
 
-def _counted(pieces: Pieces, n: list[int]) -> Iterator[tuple[bytes, list[int]]]:
-    """Pass the pieces on; add their tokens and bytes to `n`."""
-    for text, ids in pieces:
-        n[0] += len(ids)
-        n[1] += len(text)
-        yield text, ids
-
-
-def _write_counts(name: str, pieces: Pieces) -> Counts:
-    n = [0, 0]
-    for _ in _counted(pieces, n):
+def _write_counts(name: str, pieces: Pieces, counts: Counts) -> None:
+    for _ in pieces:
         pass
-    _show_counts(Counts(*n), name)
-    return Counts(*n)
+    _show_counts(counts, name)
 
 
 def _show_counts(counts: Counts, name: str) -> None:
-    n_tokens, n_bytes = counts
-    rate = f"{n_bytes / n_tokens:.2f}" if n_tokens else "–"
-    line = f"{n_tokens:>11,} {n_bytes:>13,} {rate:>11}  {one_line(name)}"
+    rate = f"{counts.n_bytes / counts.n_tokens:.2f}" if counts.n_tokens else "–"
+    line = f"{counts.n_tokens:>11,} {counts.n_bytes:>13,} {rate:>11}  {one_line(name)}"
     console.show(Text(line), wrap=False)
 
 
-def _write_ids(name: str, pieces: Pieces) -> Counts:
+def _write_ids(_name: str, pieces: Pieces, _counts: Counts) -> None:
     """Write the ids on one line."""
-    del name
-    n = [0, 0]
     separator = ""
-    for _, ids in _counted(pieces, n):
+    for _, ids in pieces:
         console.write((separator + " ".join(map(str, ids))).encode())
         separator = " "
     console.write(b"\n")
-    return Counts(*n)
 
 
 def _write_json(
-    model: str, tokenizer: "Tokenizer", name: str, pieces: Pieces, *, only_counts: bool
-) -> Counts:
+    model: str,
+    tokenizer: "Tokenizer",
+    name: str,
+    pieces: Pieces,
+    counts: Counts,
+    *,
+    only_counts: bool,
+) -> None:
     """Write one JSON object, the tokens as they are computed."""
-    n = [0, 0]
     record: dict[str, Any] = {"schema": _SCHEMA, "model": model, "name": name}
     record["bos_ids"] = list(tokenizer.bos_ids)
     separator = to_json(record).removesuffix("}") + ', "tokens": ['
-    for _, ids in _counted(pieces, n):
+    for _, ids in pieces:
         if not only_counts and ids:
             tokens = ({"id": i} | json_text(tokenizer.token_bytes(i)) for i in ids)
             console.write((separator + ", ".join(map(to_json, tokens))).encode())
             separator = ", "
-    counts = {"n_tokens": n[0], "n_bytes": n[1]}
     if only_counts:
-        console.write(json_line(record | counts))
+        console.write(json_line(record | asdict(counts)))
     else:
-        start = "" if n[0] else separator
-        console.write(f"{start}], ".encode() + json_line(counts).removeprefix(b"{"))
-    return Counts(*n)
+        start = "" if counts.n_tokens else separator
+        console.write(f"{start}], ".encode() + json_line(asdict(counts)).removeprefix(b"{"))
 
 
-def _write_view(tokenizer: "Tokenizer", name: str, pieces: Pieces) -> Counts:
+def _write_view(tokenizer: "Tokenizer", name: str, pieces: Pieces, _counts: Counts) -> None:
     """Write the text with its tokens in colors, if the terminal has them, and a line per token."""
     has_color = console.has_color_ramp()
     if name not in ("-", "--prompt"):
         console.show(Text(one_line(name), style="dim"), wrap=False)
-    n, number, offset = [0, 0], 0, 0
-    for _, ids in _counted(pieces, n):
+    number = offset = 0
+    for _, ids in pieces:
         tokens = [tokenizer.token_bytes(i) for i in ids]
         if has_color and tokens:
             strip = Text()
@@ -139,7 +140,6 @@ def _write_view(tokenizer: "Tokenizer", name: str, pieces: Pieces) -> Counts:
             console.show(line.append(label(token), _style(number) if has_color else ""), wrap=False)
             number += 1
             offset += len(token)
-    return Counts(*n)
 
 
 def _style(number: int) -> Style:
