@@ -62,7 +62,7 @@ class TableWriter:
             if difference is not None:
                 size, error = difference.bits_per_byte, difference.standard_error
                 p_value = difference.p_value
-            cells += [f"{_signed(size):>10}", f"{_bits(error):>7}", f"{_p_value(p_value):>7}"]
+            cells += [f"{_bits(size, '+'):>10}", f"{_bits(error):>7}", f"{_p_value(p_value):>7}"]
         line = Text(" ".join([*cells, f"{score.n_bytes:>13,}  {one_line(name)}"]))
         self._show(line, header=_SCORES if other is None else _DIFFERENCES)
 
@@ -174,12 +174,8 @@ def _verdict(one: ScoreDifference, name: str, other: str) -> str:
     return f"{better} is better than {worse} by {size}"
 
 
-def _bits(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.4f}"
+def _bits(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.4f}"
 
 
 def _perplexity(value: float | None) -> str:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tgen.drawing import Cells
 from tgen.drawing.colormap import highlight, terminal_color
-from tgen.drawing.heat_map import LOG_MIN, HeatMap
+from tgen.drawing.heat_map import LOG_MIN, SCALES, HeatMap
 from tgen.drawing.terminal_text import MARGIN, cut, row_label
 
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
@@ -140,12 +140,8 @@ def _legend(heat: HeatMap, has_color: bool) -> str:
     ends = f"‘{_CHARACTERS}’ from {low} to {high}"
     if has_color:
         ends = f"dark is {low}, light is {high} (NO_COLOR=1 draws characters)"
-    scale = {
-        "sqrt": "square-root scale",
-        "log": f"log scale from {LOG_MIN:.2%}",
-        "linear": "linear scale",
-    }
-    return f"{ends}, {scale[heat.scale]}; columns are {heat.column_name}s"
+    scale = SCALES[heat.scale] + (f" from {LOG_MIN:.2%}" if heat.scale == "log" else "")
+    return f"{ends}, {scale}; columns are {heat.column_name}s"
 
 
 def draw_heat_map(

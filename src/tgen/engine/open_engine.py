@@ -87,17 +87,15 @@ def open_engine(
     if dtype is None:
         stored: StoredAs = "bfloat16" if bundle.quantized else stored_dtype(bundle)
         dtype = stored if target.type == "cuda" else "float32"
+    reason = missing_kernels()
+    why = f": {reason}" if reason else ""
     if dtype in ("int8", "int4") or (dtype == "bfloat16" and target.type != "cuda"):
         needed = "the compiled kernels or CUDA" if dtype == "bfloat16" else "the compiled kernels"
-        reason = missing_kernels()
-        why = f": {reason}" if reason else ""
         hint = "set dtype to float32" if reason or kind == "torch" else "set device to cpu"
         if kind == "torch":
             why = " (got engine torch)"
         raise UsageError(f"dtype {dtype} needs {needed}{why}", hint, field="dtype")
     if cache_dtype is not None and cache_dtype != dtype:
-        reason = missing_kernels()
-        why = f": {reason}" if reason else ""
         message = f"cache_dtype {cache_dtype} needs the compiled kernels{why}"
         raise UsageError(message, "remove cache_dtype", field="cache_dtype")
     set_threads(threads)

@@ -31,7 +31,7 @@ from tgen.serve.http_error import (
     unavailable,
 )
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare
-from tgen.serve.text_response import TextResponse
+from tgen.serve.text_response import TextResponse, wait_for_disconnect
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
@@ -201,12 +201,7 @@ class Service:
     async def _while_open(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Wait for work, which is cancelled if the client leaves or the server drains; then raise
         ClientDisconnect or HttpError."""
-
-        async def leave() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
-        waits = (work, leave(), self._draining.wait())
+        waits = (work, wait_for_disconnect(request.receive), self._draining.wait())
         tasks = [asyncio.create_task(one) for one in waits]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

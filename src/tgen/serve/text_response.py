@@ -49,7 +49,7 @@ class TextResponse(Response):
         """Send the response, or stop when the client leaves."""
         work = self._send_stream(send) if self._stream else self._send_whole(scope, receive, send)
         sending = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -104,7 +104,7 @@ class TextResponse(Response):
         return HttpError(503, message, kind="timeout_error", code="timeout", headers=headers)
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -127,7 +127,12 @@ class InspectOptions:
     )
     scale: Scale = option("sqrt", "Color scale.", "--scale", panel=_DRAWING)
     hide_first: bool = option(
-        False, "Hide the first key and print its share.", "--hide-first", panel=_DRAWING
+        False,
+        "Hide the first key and print its share.",
+        "--hide-first",
+        panel=_DRAWING,
+        excludes="keys",
+        hint="pass --keys 1: instead of both",
     )
     width: int | None = option(
         None,
@@ -266,7 +271,3 @@ class InspectOptions:
                         f"{flags[name]} cannot be combined with {whole}, which writes all tokens",
                         f"remove {flags[name]} or {whole}",
                     )
-        if self.hide_first and self.keys is not None:
-            raise UsageError(
-                "--hide-first cannot be combined with --keys", "pass --keys 1: instead of both"
-            )
