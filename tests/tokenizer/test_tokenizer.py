@@ -17,9 +17,9 @@ from tgen.tokenizer import (
     train_bpe,
     train_char,
 )
-from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS
 from tgen.tokenizer.tokenizer import split_blocks
+from tgen.tokenizer.train import split_long_runs
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)
 KINDS = [CHAR, BPE]

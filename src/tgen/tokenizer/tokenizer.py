@@ -4,6 +4,10 @@ Bytes that are not valid UTF-8 become byte tokens. Vocabularies trained here hav
 may lack some: then a prompt with such a byte is an error, and in a corpus U+FFFD replaces it. Some
 tokenizers put a space before a text. It is part of the first token but not of the text: a
 continuation has none, and decoding a whole text removes it.
+
+A long text is cut into chunks with the same tokens, so that memory use is bounded. A cut must not
+be inside a word. If the whole text may be one word, the vocabulary may prove that no token has a
+visible character after a line break.
 """
 
 import codecs
@@ -29,14 +33,28 @@ from tgen.tokenizer.backend import (
     make_normalizer,
     split_words,
 )
-from tgen.tokenizer.chunking import cut_pattern, prefix_breaks
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
-from tgen.tokenizer.spec import SPACE, parse_merges, parse_spec
+from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS
+from tgen.tokenizer.spec import (
+    BYTE_CHARACTERS,
+    BYTE_TOKENS,
+    SPACE,
+    TokenizerSpec,
+    parse_merges,
+    parse_spec,
+)
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _BLOCK = 1 << 17  # characters encoded by one thread at a time
 _MAX_BLOCKS = 4  # encoded at once, by a thread each; the library uses 100 times their bytes
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # bytes as decoded with surrogateescape
+_NEWLINE = BYTE_CHARACTERS[10]
+_WHITE = "".join(BYTE_CHARACTERS[byte] for byte in b"\t\n\v\f\r ")
+_CROSSES_LINES = {  # tokens with a visible character after a line break, by `byte_level`
+    True: re.compile(f"{_NEWLINE}[^{_WHITE}]"),
+    False: re.compile(rf"\n[^\s{SPACE}]|.{BYTE_TOKENS[10]}|{BYTE_TOKENS[10]}.", re.DOTALL),
+}
+_AFTER_LINE = re.compile(r"\n\S")
 
 
 class Tokenizer:
@@ -80,7 +98,7 @@ class Tokenizer:
                 self._merges_of_text = MergesOfText(spec.vocab, lambda: merges)
             else:
                 self._make_all()
-        self._cut, self._prefix_breaks = cut_pattern(spec), prefix_breaks(spec)
+        self._cut, self._prefix_breaks = _cut_pattern(spec), _find_prefix_breaks(spec)
         vocab = spec.vocab | {token.content: token.id for token in spec.added_tokens}
         n_tokens = max(vocab.values()) + 1
         self._has_all_ids = len(vocab) == n_tokens
@@ -398,3 +416,37 @@ class TextStream:
         rest = self._decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
         self._decoder.reset()
         return rest
+
+
+def _cut_pattern(spec: TokenizerSpec) -> re.Pattern[str] | None:
+    """Return a pattern that matches where a text may be cut; None if no cut is known to be safe.
+
+    With a prefix, a text that contains one of `prefix_breaks` must not be cut at all.
+    """
+    in_text = [token for token in spec.added_tokens if not token.special]
+    if any(_AFTER_LINE.search(token.content) for token in in_text):
+        return None  # a token may cross the cut
+    if any(token.lstrip or (token.single_word and "\n" in token.content) for token in in_text):
+        return None  # they depend on the characters beside them, beyond the cut
+    if spec.word_end:
+        return LINE_STARTS  # whitespace separates words
+    for pattern in spec.patterns:
+        if CUT_PATTERNS[pattern]:
+            return CUT_PATTERNS[pattern]
+    if spec.ignore_merges:
+        return None  # a chunk may be one token as a whole
+    crosses_lines = _CROSSES_LINES[spec.byte_level]
+    return None if any(map(crosses_lines.search, spec.vocab)) else LINE_STARTS
+
+
+def _find_prefix_breaks(spec: TokenizerSpec) -> tuple[str, ...]:
+    """Return the added tokens after which a text gets a space again.
+
+    If normalization may produce one of them, it is the empty string, which every text contains.
+    """
+    in_text = [token for token in spec.added_tokens if not token.special]
+    if not spec.prefix or not in_text:
+        return ()
+    if any(token.normalized for token in in_text):
+        return ("",)
+    return tuple(token.content for token in in_text)

@@ -5,8 +5,9 @@ a character; `bpe` learns its merges.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
@@ -15,13 +16,16 @@ from tgen.errors import TokenizerError, UsageError
 from tgen.storage import files
 from tgen.tokenizer.allowlist import DAMAGED_HINT
 from tgen.tokenizer.backend import UNKNOWN, Backend, split_words
-from tgen.tokenizer.chunking import split_long_runs
 from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
 from tgen.tokenizer.spec import BYTE_CHARACTERS, WORD_STAGES
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer, split_blocks
 
 DEFAULT_VOCAB_SIZE = 1024
 _LIMIT = 64 << 20  # bytes of a tokenizer.json
+_MAX_WORD = 1024  # characters; a longer run is not a word
+_RUN_PIECE = 128  # characters of such a run; training is faster on shorter pieces
+_WORD_CLASSES = (r"(?:[^\W\d_])", r"\s", r"(?:[^\w\s]|_)")  # letters, whitespace, others
+_LONG_RUNS = re.compile("|".join(f"(?<!{c}){c}{{{_MAX_WORD + 1},}}" for c in _WORD_CLASSES))
 
 
 def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = None) -> Tokenizer:
@@ -146,3 +150,16 @@ def _add_special_tokens(backend: Backend) -> Tokenizer:
         [AddedToken(END_OF_TEXT, special=True), AddedToken(PAD, special=True)]
     )
     return Tokenizer(backend.to_str(pretty=True))
+
+
+def split_long_runs(text: str) -> Iterator[str]:
+    """Split a text inside runs of one class of characters that are longer than any word.
+
+    BPE training takes time in the square of a word's length.
+    """
+    start = 0
+    for run in _LONG_RUNS.finditer(text):
+        for end in range(run.start() + _RUN_PIECE, run.end(), _RUN_PIECE):
+            yield text[start:end]
+            start = end
+    yield text[start:]
