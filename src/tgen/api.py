@@ -43,7 +43,7 @@ from tgen.config.option import (
 )
 from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
-from tgen.engine.base import PromptCache, common_prefix_length
+from tgen.engine.base import PromptCache
 from tgen.errors import TgenError, UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
@@ -329,7 +329,8 @@ class Model:
         if prompt_cache is not None:
             _check_type(prompt_cache)
             self._loaded.check_cache(prompt_cache)
-            self._warn_if_unused(prompt_cache, ids)
+            if reason := self._loaded.why_unused(prompt_cache, ids):
+                _warn(f"prompt_cache is not used: {reason}")
         decoding = Decoding(prompt_cache=prompt_cache)
         tokens = self._loaded.tokens([ids], sampling=sampling, decoding=decoding)
         return Stream(sampling, self._loaded.pieces(tokens))
@@ -487,15 +488,6 @@ class Model:
             model.get_output_embeddings().weight.data = head
         model.tie_weights()
         return model.eval()
-
-    def _warn_if_unused(self, cache: PromptCache, ids: Sequence[int]) -> None:
-        reason = ""
-        if len(ids) > self._loaded.engine.context_length:
-            reason = "the prompt is longer than the context"
-        elif not common_prefix_length(ids, cache.tokens):
-            reason = "the cached prompt starts differently"
-        if reason:
-            _warn(f"prompt_cache is not used: {reason}")
 
     def _sampling(self, options: Mapping[str, Any]) -> SamplingConfig:
         """Return the configuration of options; `logprobs` may be True, which is 1, or False."""

@@ -18,7 +18,7 @@ from tgen.checkpoint.ngram_tables import load as load_ngrams
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest
-from tgen.engine.base import Engine, PromptCache
+from tgen.engine.base import Engine, PromptCache, common_prefix_length
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import ModelError, UsageError
 from tgen.generation.logprobs import TokenScores, score_stream
@@ -261,6 +261,13 @@ class LoadedModel:
         shapes = [(len(cache.tokens),), cache.keys.shape, cache.values.shape]
         config, origin = self.bundle.config, self._origin
         prompt_cache.check_origin("the prompt cache", cache.model, shapes, config, origin, hint)
+
+    def why_unused(self, cache: PromptCache, prompt: Sequence[int]) -> str:
+        """Return why a prompt takes nothing from a prompt cache; "" if it does."""
+        if len(prompt) > self.engine.context_length:
+            return "the prompt is longer than the context"
+        n_common = common_prefix_length(prompt, cache.tokens)
+        return "" if n_common else "the cached prompt starts differently"
 
     def save_cache(self, path: Path, cache: PromptCache) -> None:
         """Write the KV cache of a prompt to a file, bound to this model and dtype.

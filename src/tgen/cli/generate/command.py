@@ -189,10 +189,8 @@ def _prompt_cache(
         cache = model.load_cache(load)
         n_common = common_prefix_length(ids, cache.tokens)
         status = f"{load} · prompt tokens cached: {n_common} of {len(ids)}"
-        if len(ids) > model.engine.context_length:
-            status = f"warning: {load} is not used: the prompt is longer than the context"
-        elif not n_common:
-            status = f"warning: {load} is not used: the cached prompt starts differently"
+        if reason := model.why_unused(cache, ids):
+            status = f"warning: {load} is not used: {reason}"
         console.print_status(status, quiet=quiet)
     if save:
         cache = model.cache_prompt(ids, known=cache)
