@@ -20,7 +20,6 @@ from tgen.reports.benchmark import (
     Difference,
     Interval,
     Machine,
-    PeakRates,
     PrecisionReport,
     ThroughputReport,
     TrialReport,
@@ -74,32 +73,29 @@ def throughput_table(reports: Sequence[ThroughputReport]) -> Table:
     return rows
 
 
-def footer_lines(
+def _footer_lines(
     reports: Sequence[ThroughputReport],
-    peaks: Sequence[tuple[str, PeakRates]],
+    setups: Sequence["Setup"],
     machine: Machine,
-    name: str,
-    *,
-    computed_cache_bytes: Sequence[float],
     peak_memory: int | None,
 ) -> list[Text]:
-    """Return the lines below the table: definitions, machine, peak rates, memory, warnings.
-
-    `peaks` are the measured rates with the setup as a prefix, `name` is that of the CPU or GPU.
-    """
+    """Return the lines below the table: definitions, machine, peak rates, memory, warnings."""
     lines = [
         "tokens/s: median ± half the range from the 10th to the 90th percentile of the trials",
-        f"{name}, {count(machine.n_cpus, 'CPU')}",
+        f"{setups[0].gpu or machine.cpu}, {count(machine.n_cpus, 'CPU')}",
     ]
-    for setup, peak in peaks:
+    by_peak = {setup.peak: setup for setup in setups if setup.peak}
+    for peak, setup in by_peak.items():
+        name = f"{setup.dtype}, threads {setup.threads}, " if len(by_peak) > 1 else ""
         lines.append(
-            f"peak, {setup}memory: {peak.bytes_per_second / 1e9:.1f} GB/s (reading "
+            f"peak, {name}memory: {peak.bytes_per_second / 1e9:.1f} GB/s (reading "
             f"{peak.read_bytes / MIB:.1f} MiB, the size of the weights); compute: "
             f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s (matrix product)"
         )
     per_token = {r.cache_bytes_per_token for r in reports if r.cache_bytes_per_token is not None}
     measured = " and ".join(f"{n:,.0f}" for n in sorted(per_token)) or "unknown"
-    computed = " and ".join(f"{n:,.10g}" for n in computed_cache_bytes)
+    key_bytes = sorted({setup.cost.key_bytes for setup in setups})
+    computed = " and ".join(f"{n:,.10g}" for n in key_bytes)
     lines.append(f"KV cache: {measured} bytes per token (measured), {computed} (computed)")
     if peak_memory is not None:
         lines[-1] += f"; peak RSS of this process: {peak_memory / MIB:,.0f} MiB"
@@ -107,8 +103,8 @@ def footer_lines(
     if machine.load is not None and machine.load > machine.n_cpus / 2:
         warnings.append(f"the load average was {machine.load:.1f} before the benchmark")
     for r in reports:
-        setup = f"{r.label}, {r.engine}, {r.dtype}, threads {r.threads}, batch {r.batch}"
-        warnings += [f"{setup}: {warning}" for warning in r.warnings]
+        name = f"{r.label}, {r.engine}, {r.dtype}, threads {r.threads}, batch {r.batch}"
+        warnings += [f"{name}: {warning}" for warning in r.warnings]
     return [
         *(Text(line, style="dim") for line in lines),
         *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
@@ -268,20 +264,8 @@ def _format_tables(
         if comparison.others:
             pairs = zip(reports, comparison.others, strict=True)
             reports = [report for pair in pairs for report in pair]
-    setups = {setup.peak: setup for setup, _ in results if setup.peak}
-    peaks = [
-        (f"{setup.dtype}, threads {setup.threads}, " if len(setups) > 1 else "", peak)
-        for peak, setup in setups.items()
-    ]
-    first = results[0][0]
-    footer = footer_lines(
-        reports,
-        peaks,
-        context.machine,
-        first.gpu or context.machine.cpu,
-        computed_cache_bytes=sorted({setup.cost.key_bytes for setup, _ in results}),
-        peak_memory=peak_memory,
-    )
+    setups = [setup for setup, _ in results]
+    footer = _footer_lines(reports, setups, context.machine, peak_memory)
     return [throughput_table(reports), *compared, *footer]
 
 
