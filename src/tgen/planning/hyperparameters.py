@@ -70,7 +70,6 @@ class Reasons(NamedTuple):
     learning_rate: str
     dropout: str
     bpe_dropout: str
-    evaluation: str
 
 
 def choose_precision(train: TrainConfig, inputs: PlanInputs) -> tuple[Precision, str]:
@@ -95,10 +94,18 @@ def choose_hyperparameters(
     """Return a run's hyperparameters, the user's included, and the table of all choices."""
     choose = _choose_fine_tuning if run.fine_tuning else _choose_new
     chosen, reasons = choose(run, budget)
-    config = replace(chosen, **run.train.explicit | {"precision": run.precision})
+    eval_tokens = _choose_eval_tokens(run, budget)
+    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
+    shared = {
+        "batch_size": budget.step_tokens // run.context,
+        "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
+        "eval_every": eval_every,
+        "eval_tokens": eval_tokens,
+    }
+    config = replace(chosen, **shared | run.train.explicit | {"precision": run.precision})
     if run.train.activation_checkpointing is None:
         config = replace(config, activation_checkpointing=_needs_memory(config, run))
-    return config, _table(config, run, budget, reasons)
+    return config, _table(config, run, budget, reasons, why_evaluation)
 
 
 def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, Reasons]:
@@ -113,8 +120,6 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         regularization = table[0]
     bigram_start = can_start_from_bigrams(run.model)
     rate = train.learning_rate or _LR_TIMES_WIDTH / max(64, run.model.d_model)
-    eval_tokens = _choose_eval_tokens(run, budget)
-    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
     why_start, why_bpe_dropout = "tied embeddings start at random", "the tokenizer has no merges"
     if inputs.train_rows is not None:
         why_bpe_dropout = "rows of conversations have none"
@@ -137,19 +142,15 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         bpe_dropout=regularization.bpe_dropout,
         bpe_dropout_in_decay=regularization.bpe_dropout_in_decay,
         weight_decay=regularization.weight_decay,
-        batch_size=budget.step_tokens // run.context,
         learning_rate=rate,
         embedding_learning_rate=rate * (_EMBEDDING_FACTOR if untied else 1),
-        momentum=_MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
         beta1=0.8 if untied else 0.9,
         beta2=0.95 if untied else 0.98,
         bigram_start=bigram_start,
         temperature_scaling=run.model.scales_logits,
         warmup_steps=min(_WARMUP_STEPS, budget.steps // 10),
-        eval_every=eval_every,
-        eval_tokens=eval_tokens,
     )
-    return config, Reasons(why_start, "", why_dropout, why_bpe_dropout, why_evaluation)
+    return config, Reasons(why_start, "", why_dropout, why_bpe_dropout)
 
 
 def _choose_fine_tuning(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, Reasons]:
@@ -159,26 +160,18 @@ def _choose_fine_tuning(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainC
     if rate is None:
         rate = learning_rate(n_parameters(run.model), lora=is_lora)
         why_rate = explain_rate(train)
-    eval_tokens = _choose_eval_tokens(run, budget)
-    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
     why_dropout = f"not used for fine-tuning; {format_number(budget.epochs)} epochs"
     config = ResolvedTrainConfig(
         weight_decay=0.0 if is_lora else WEIGHT_DECAY,
-        batch_size=budget.step_tokens // run.context,
         learning_rate=rate,
         embedding_learning_rate=rate,
         matrix_learning_rate=rate,
         muon_scale="adamw",
-        momentum=_MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
         warmup_steps=warmup_steps(MIN_WARMUP_STEPS if run.inputs.memorizes_rows else budget.steps),
         max_steps=None if train.steps is not None else budget.max_steps,
         patience=PATIENCE,
-        eval_every=eval_every,
-        eval_tokens=eval_tokens,
     )
-    return config, Reasons(
-        "fine-tuning", why_rate, why_dropout, "not used for fine-tuning", why_evaluation
-    )
+    return config, Reasons("fine-tuning", why_rate, why_dropout, "not used for fine-tuning")
 
 
 def _choose_eval_tokens(run: PlannedRun, budget: Budget) -> int:
@@ -232,7 +225,11 @@ def _peak_bytes(config: ResolvedTrainConfig, run: PlannedRun) -> int:
 
 
 def _table(
-    config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, reasons: Reasons
+    config: ResolvedTrainConfig,
+    run: PlannedRun,
+    budget: Budget,
+    reasons: Reasons,
+    why_evaluation: str,
 ) -> list[Choice]:
     """Return the rows of the plan's table."""
     choice, train = run.choice, run.train
@@ -251,7 +248,7 @@ def _table(
         _row("dropout", f"{config.dropout:g}", reasons.dropout, train.dropout),
         _row("BPE-dropout", f"{config.bpe_dropout:.0%}", reasons.bpe_dropout, train.bpe_dropout),
         Choice("steps", _steps(budget, train), budget.why_steps),
-        _evaluation(config, run, budget, reasons),
+        _evaluation(config, run, budget, why_evaluation),
     ]
     if run.fine_tuning:
         rows.append(_general_text(run, budget))
@@ -301,9 +298,7 @@ def _steps(budget: Budget, train: TrainConfig) -> str:
     return f"about {round(budget.steps, -max(0, len(str(budget.steps)) - 2)):,}"
 
 
-def _evaluation(
-    config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, reasons: Reasons
-) -> Choice:
+def _evaluation(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, why: str) -> Choice:
     every = f"every {config.eval_every} step{'s' * (config.eval_every > 1)}"
     if run.inputs.n_answers:
         n = count(run.inputs.n_answers, "answer")
@@ -314,7 +309,7 @@ def _evaluation(
         return Choice("evaluation", "none", f"checkpoint {every}")
     if config.eval_every >= budget.steps:
         return _row("evaluation", "once", "at the end", run.train.eval_every)
-    return _row("evaluation", every, reasons.evaluation, run.train.eval_every)
+    return _row("evaluation", every, why, run.train.eval_every)
 
 
 def _general_text(run: PlannedRun, budget: Budget) -> Choice:
