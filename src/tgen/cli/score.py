@@ -1,9 +1,13 @@
 """`tgen score`: how well a model predicts texts, per token, document and in total."""
 
+import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from tgen.cli import console
 from tgen.cli.options import (
@@ -17,8 +21,11 @@ from tgen.cli.options import (
 from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.config.reading import PANEL, Reading
+from tgen.drawing.colormap import MAX_BITS, highlight
+from tgen.drawing.terminal_text import json_line, label, one_line
 from tgen.errors import UsageError
-from tgen.reports.score import DocumentReport, TokenScore, TotalReport
+from tgen.reports.number_format import count
+from tgen.reports.score import DocumentReport, Score, ScoreDifference, TokenScore, TotalReport
 
 if TYPE_CHECKING:
     from tgen.corpus import Corpus
@@ -26,6 +33,13 @@ if TYPE_CHECKING:
 
 
 PANELS = (PANEL, "Output", "Performance")
+_Report = TokenScore | DocumentReport | TotalReport
+_SCHEMA = "tgen.score/1"
+_MAX_PERPLEXITY = 1e9  # larger ones do not fit into their column
+_TOKENS = f"{'token':>8} {'id':>7} {'bits':>7} {'rank':>7}  text"
+_ENDING = f"{'bytes':>13}  document"
+_SCORES = f"{'bits/byte':>9} {'error':>7} {'perplexity':>13} {'tokens':>11} {_ENDING}"
+_DIFFERENCES = f"{'bits/byte':>9} {'other':>7} {'difference':>10} {'error':>7} {'p':>7} {_ENDING}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,21 +130,21 @@ def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
 
 def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions) -> None:
     """Write the reports as they are computed."""
-    from tgen.cli.score_output import JsonWriter, TableWriter, print_notes, print_settings
+    from tgen.cli.score import _JsonWriter, _print_notes, _print_settings, _TableWriter
     from tgen.scoring import score_documents
 
     settings = [_settings(model, options, chat=corpus.is_chat) for model in models]
     for setting in settings:
-        print_settings(setting, chat=corpus.is_chat, quiet=options.quiet)
-    writer: JsonWriter | TableWriter
+        _print_settings(setting, chat=corpus.is_chat, quiet=options.quiet)
+    writer: _JsonWriter | _TableWriter
     if options.json:
         others = {"compare": settings[1]} if len(models) == 2 else {}
-        writer = JsonWriter(settings[0] | others)
+        writer = _JsonWriter(settings[0] | others)
     else:
-        writer = TableWriter([setting["model"] for setting in settings])
+        writer = _TableWriter([setting["model"] for setting in settings])
     n_lines = 2 if options.per_token else len(corpus.documents)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    late: list[TokenScore | DocumentReport | TotalReport] = []  # a bar would mix with lines
+    late: list[_Report] = []  # a bar would mix with lines
     with console.progress("scoring", quiet=options.quiet or (on_terminal and n_lines > 1)) as bar:
         for report in score_documents(
             models,
@@ -149,7 +163,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     for one in late:
         writer.write(one)
     assert isinstance(report, TotalReport)
-    print_notes(report, json=options.json, quiet=options.quiet)
+    _print_notes(report, json=options.json, quiet=options.quiet)
 
 
 def _settings(model: "LoadedModel", options: ScoreOptions, *, chat: bool) -> dict[str, Any]:
@@ -165,6 +179,177 @@ def _settings(model: "LoadedModel", options: ScoreOptions, *, chat: bool) -> dic
         "stride": options.stride or default_stride(length),
         "start_ids": [] if chat else start_ids(model),
     }
+
+
+class _TableWriter:
+    """Writes aligned columns to stdout, each line as soon as it is computed."""
+
+    def __init__(self, names: list[str]) -> None:
+        """`names` are those of the one or two models."""
+        self._names = names
+        self._has_color = console.has_color_ramp()
+        self._header = ""  # of the last line
+
+    def write(self, report: _Report) -> None:
+        """Write a token, a document, or the total of several documents."""
+        if isinstance(report, TokenScore):
+            self._write_token(report)
+        elif isinstance(report, DocumentReport):
+            self._write_scores(report, report.name)
+        elif report.n_documents > 1:
+            self._write_scores(report, f"total of {count(report.n_documents, 'document')}")
+        if isinstance(report, TotalReport) and report.difference is not None:
+            self._show(Text(one_line(_verdict(report.difference, *self._names))))
+
+    def _write_token(self, token: TokenScore) -> None:
+        """Write a token, colored by its surprisal."""
+        bits = -token.logprob / math.log(2)
+        line = Text(f"{token.position:>8} {token.id:>7} {bits:>7.2f} {token.rank:>7,}  ")
+        style = highlight(bits / MAX_BITS) if self._has_color else ""
+        self._show(line.append(label(token.text), style), header=_TOKENS)
+
+    def _write_scores(self, report: DocumentReport | TotalReport, name: str) -> None:
+        score, other, difference = report.score, report.other, report.difference
+        cells = [f"{_bits(score.bits_per_byte):>9}"]
+        if other is None:
+            cells += [f"{_bits(score.standard_error):>7}", f"{_perplexity(score.perplexity):>13}"]
+            cells += [f"{score.n_tokens:>11,}"]
+        else:
+            cells += [f"{_bits(other.bits_per_byte):>7}"]
+            size = error = p_value = None
+            if difference is not None:
+                size, error = difference.bits_per_byte, difference.standard_error
+                p_value = difference.p_value
+            cells += [f"{_bits(size, '+'):>10}", f"{_bits(error):>7}", f"{_p_value(p_value):>7}"]
+        line = Text(" ".join([*cells, f"{score.n_bytes:>13,}  {one_line(name)}"]))
+        self._show(line, header=_SCORES if other is None else _DIFFERENCES)
+
+    def _show(self, line: Text, *, header: str = "") -> None:
+        if header and header != self._header:
+            console.show(Text(header, style="bold"), wrap=False)
+            self._header = header
+        console.show(line, wrap=False)
+
+
+class _JsonWriter:
+    """Writes one JSON object per line to stdout; docs/formats.md lists the fields."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """`settings` are fields of the total."""
+        self._settings = settings
+        self._n_documents = 0
+
+    def write(self, report: _Report) -> None:
+        """Write a token, a document or the total."""
+        from tgen.reports.json_text import json_value  # imports NumPy, which help does not need
+
+        if isinstance(report, TokenScore):
+            self._write("token", {"document": self._n_documents} | json_value(report))
+        elif isinstance(report, DocumentReport):
+            names = {"document": self._n_documents, "name": report.name}
+            self._write("document", names | _fields(report))
+            self._n_documents += 1
+        else:
+            counts = ("n_documents", "n_replaced", "n_normalized", "n_cut")
+            counted = {name: getattr(report, name) for name in counts}
+            self._write("total", counted | _fields(report) | self._settings)
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        from tgen.reports.json_text import json_value
+
+        console.write(json_line({"schema": _SCHEMA, "kind": kind} | json_value(fields)))
+
+
+def _fields(report: DocumentReport | TotalReport) -> dict[str, Any]:
+    fields = _score_fields(report.score)
+    if report.other is not None:
+        fields |= {"other": _score_fields(report.other), "difference": report.difference}
+    return fields
+
+
+def _score_fields(score: Score) -> dict[str, Any]:
+    ratios = {"bits_per_byte": score.bits_per_byte, "perplexity": score.perplexity}
+    return ratios | asdict(score)
+
+
+def _print_settings(settings: Mapping[str, Any], *, chat: bool, quiet: bool) -> None:
+    """Print a model, and from what its tokens are predicted."""
+    length, stride = settings["context_length"], settings["stride"]
+    line = f"{settings['model']} · context {length:,}"
+    if chat:
+        line += ": scores the answers of conversations, which its chat template renders"
+    else:
+        line += (
+            f", stride {stride:,}: in long documents, tokens are predicted from "
+            f"{length - stride + 1:,} to {length:,} tokens"
+        )
+        if not settings["start_ids"]:
+            line += "; the first token is not scored"
+    console.print_status(line, quiet=quiet)
+
+
+def _print_notes(total: TotalReport, *, json: bool, quiet: bool) -> None:
+    """Print how the errors were computed, unless they are in JSON, and what differs between the
+    text and what was scored."""
+    one = total.difference or total.score
+    units = count(one.n_units, one.unit[:-1])
+    if one.standard_error is None:
+        note = f"no standard errors: {units} of text, less than 10"
+    elif total.difference is not None:
+        note = f"columns error and p: of the difference in bits/byte, from {units}"
+    else:
+        note = f"column error: standard error of bits/byte, from {units}"
+    console.print_status(note, quiet=quiet or json)
+    if total.n_replaced:
+        console.print_status(
+            f"warning: {count(total.n_replaced, 'character')} that a tokenizer cannot express "
+            "replaced by U+FFFD",
+            quiet=quiet,
+        )
+    if total.n_cut:
+        console.print_status(
+            f"warning: some answers of {count(total.n_cut, 'row')} are not scored: too long for "
+            "the context",
+            quiet=quiet,
+        )
+    if total.n_normalized:
+        documents = count(total.n_normalized, "document")
+        console.print_status(
+            f"warning: a tokenizer changes the text of {documents} (normalization): other text is "
+            "scored, with the bytes of the original",
+            quiet=quiet,
+        )
+
+
+def _verdict(one: ScoreDifference, name: str, other: str) -> str:
+    """Return which model predicts the text better, as a sentence."""
+    if one.bits_per_byte == 0:
+        return "no difference"
+    better, worse = (name, other) if one.bits_per_byte < 0 else (other, name)
+    size = f"{abs(one.bits_per_byte):.4f}"
+    if one.standard_error is None or one.p_value is None:
+        return f"{better} is better by {size} bits/byte; too little text for a test"
+    comparison = "p " if one.p_value < 0.001 else "p = "
+    size += f" ± {one.standard_error:.4f} bits/byte ({comparison}{_p_value(one.p_value)})"
+    if not one.is_significant:
+        return f"no significant difference: {size}"
+    return f"{better} is better than {worse} by {size}"
+
+
+def _bits(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.4f}"
+
+
+def _perplexity(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if value < _MAX_PERPLEXITY else f"{value:.2e}"
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 command = make_command(score, ScoreOptions, PANELS)
