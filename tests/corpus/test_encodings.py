@@ -48,7 +48,8 @@ def test_plain_text_is_the_file_itself(tmp_path):
     for content in (GERMAN.encode(), b"plain\n\tascii \x1b[1mbold\x1b[0m a lone \r here\n"):
         (tmp_path / "text").write_bytes(content)
         source = Source("text", tmp_path / "text")
-        [opened] = open_sources([str(tmp_path / "text")], ReadingReport(), reading=Reading())
+        *_, opened = open_sources([str(tmp_path / "text")], ReadingReport(), reading=Reading())
+        assert isinstance(opened, Source)
         assert opened.path == tmp_path / "text"
         assert find_encoding(source).is_plain
         assert read(tmp_path / "text", content) == (content, [])

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -45,6 +46,47 @@ def test_binary_file_is_an_error_if_named_and_skipped_elsewhere(tmp_path, monkey
             texts("-")
         assert texts(name, read_as="bytes") == ([content], [])
         (tmp_path / name).unlink()
+
+
+def _csv() -> bytes:
+    return b"prompt,completion\n" + b"".join(b"%d,%d\n" % (i, i + 1) for i in range(9999))
+
+
+def test_progress_of_long_files_is_reported(tmp_path):
+    import gzip
+    import zipfile
+
+    table = _csv()
+    rows = [dict(zip(("prompt", "completion"), map(str, (i, i)), strict=True)) for i in range(9999)]
+    (tmp_path / "a.csv").write_bytes(table)
+    (tmp_path / "b.csv").write_bytes(table)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "text").write_bytes("Käse\n".encode("utf-16") * 99_999)
+    with gzip.open(tmp_path / "a.csv.gz", "wb", 1) as packed:
+        packed.write(table)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as packed:
+        packed.writestr("a.csv", table)
+        packed.writestr("b.csv", table)
+    for names in (["a.csv", "b.csv"], ["rows.jsonl"], ["text"], ["a.csv.gz"], ["two.zip"]):
+        done: list[float] = []
+        corpus.read([str(tmp_path / name) for name in names], done.append)
+        assert done == sorted(done), names
+        assert all(0 < fraction <= 1 for fraction in done), names
+        assert max(b - a for a, b in pairwise([0.0, *done, 1.0])) <= 0.51, names
+
+
+def test_progress_of_a_parquet_file_is_reported(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    table = pa.table({"text": [f"row {i}" for i in range(999)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    feather.write_feather(table, tmp_path / "a.arrow", chunksize=99)
+    for name in ("a.parquet", "a.arrow"):
+        done: list[float] = []
+        assert len(corpus.read([str(tmp_path / name)], done.append).documents) == 999
+        assert done == sorted(done)
+        assert len(done) >= 3
 
 
 def test_many_notes_are_shortened(tmp_path):

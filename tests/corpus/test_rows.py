@@ -13,6 +13,7 @@ from tgen.corpus.conversation import check_messages
 from tgen.corpus.row_forms import FORMS, MESSAGES
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import finish
 from tgen.errors import CorpusError
 
 QA = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -29,7 +30,7 @@ def read(content, name="rows.json", **options):
     source = Source(name, content)
     kind = row_kind(name, content[:65536])
     assert kind is not None
-    converted = convert_rows(source, kind, **options)
+    converted = finish(convert_rows(source, kind, **options))
     spool = None if converted.spool is None else converted.spool.read(0, 1 << 27)
     lines = (content if spool is None else spool).splitlines()
     return replace(converted, spool=spool), [json.loads(line) for line in lines if line.strip()]
@@ -114,7 +115,7 @@ def test_canonical_lines_are_not_copied(values):
     text = "\n\n".join(map(json.dumps, values)).encode() + b"\r\n"
     for name in ("rows.jsonl", "rows.NDJSON", "rows.jsonl.txt", "-", "rows"):
         assert row_kind(name, text) == "json lines"
-        converted = convert_rows(Source(name, b"\xef\xbb\xbf" + text), "json lines")
+        converted = finish(convert_rows(Source(name, b"\xef\xbb\xbf" + text), "json lines"))
         assert converted.spool is None
         assert converted.n_rows == len(values)
         unused = sorted({key for row in values for key in row} & {"meta", "id"})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tgen.corpus import tables
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import finish
 from tgen.errors import CorpusError
 from tgen.machine.child import Child
 from tgen.storage.files import RandomAccessFile
@@ -23,7 +24,7 @@ def read(content, name="a.csv", **options):
     """Convert a table; return its form, notes and rows."""
     content = content.encode() if isinstance(content, str) else content
     kind = row_kind(name, content[:65536])
-    converted = convert_rows(Source(name, content), kind, **options)
+    converted = finish(convert_rows(Source(name, content), kind, **options))
     lines = converted.spool.read(0, 1 << 27).splitlines()
     return converted.form, converted.notes, [json.loads(line) for line in lines]
 

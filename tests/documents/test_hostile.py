@@ -8,6 +8,7 @@ import pytest
 
 from support import documents
 from support.documents import make_docx, make_epub, make_odt, make_pdf, make_zip, paragraph
+from tgen.corpus.steps import finish
 from tgen.documents import convert
 from tgen.documents.convert import Converter, convert_document
 from tgen.documents.kinds import document_kind
@@ -50,10 +51,10 @@ def test_hostile_document_is_an_error(tmp_path, name, content, problem):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     kind = document_kind(name, path.read_bytes()[:4096])
     if problem is None:
-        assert convert_document(path, kind).spool.read(0, 99) == b"[2J"
+        assert finish(convert_document(path, kind)).spool.read(0, 99) == b"[2J"
         return
     with pytest.raises(CorpusError, match=problem) as error:
-        convert_document(path, kind)
+        finish(convert_document(path, kind))
     assert error.value.message.startswith(str(path))
     assert error.value.message.isprintable()
     assert error.value.hint
@@ -64,10 +65,10 @@ def test_bomb_and_thousands_of_empty_pages_are_errors(tmp_path):
     bomb, empty = tmp_path / "bomb.docx", tmp_path / "empty.pdf"
     bomb.write_bytes(make_docx(" " * 80_000_000 + paragraph("x")))
     with pytest.raises(CorpusError, match="expands to more than 71 MB"):
-        convert_document(bomb, "docx")
+        finish(convert_document(bomb, "docx"))
     empty.write_bytes(make_pdf([None] * 10_000))
     with pytest.raises(CorpusError, match=r"has no text: its pages \(10,000\) are empty"):
-        convert_document(empty, "pdf")
+        finish(convert_document(empty, "pdf"))
 
 
 def test_slow_or_large_document_ends_its_process_only(tmp_path, monkeypatch):
@@ -77,19 +78,19 @@ def test_slow_or_large_document_ends_its_process_only(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "SECONDS", 0)
     monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
     with pytest.raises(CorpusError, match="takes more than 0 s"):
-        converter.convert(path, "html")
+        finish(converter.convert(path, "html"))
     monkeypatch.undo()
     monkeypatch.setattr(convert, "_BYTES", 1 << 22)
     monkeypatch.setattr(convert, "_BYTES_PER_BYTE", 0)
     with pytest.raises(CorpusError, match=r"needs more than 4 MB of memory|crashed its reader"):
-        converter.convert(path, "html")
+        finish(converter.convert(path, "html"))
     monkeypatch.undo()
     monkeypatch.setattr(convert, "_TEXT_BYTES", 1 << 20)
     monkeypatch.setattr(convert, "_TEXT_PER_BYTE", 0)
     with pytest.raises(CorpusError, match="has more than 1 MB of text"):
-        converter.convert(path, "html")
+        finish(converter.convert(path, "html"))
     path.write_text("<p>text")
-    assert converter.convert(path, "html").spool.read(0, 9) == b"text"
+    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"text"
     converter.close()
 
 
@@ -102,10 +103,10 @@ def test_next_document_never_gets_the_answer_of_an_interrupted_one(tmp_path, mon
     path.write_text("first")
     monkeypatch.setattr(RandomAccessFile, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        converter.convert(path, "html")
+        finish(converter.convert(path, "html"))
     monkeypatch.undo()
     path.write_text("second")
-    assert converter.convert(path, "html").spool.read(0, 9) == b"second"
+    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"second"
     converter.close()
 
 
@@ -117,11 +118,11 @@ def test_full_disk_is_an_error(tmp_path, monkeypatch):
     path.write_text("text")
     monkeypatch.setattr(RandomAccessFile, "append", fail)
     with pytest.raises(CorpusError, match=r"cannot store the text of .*a.html .*: No space left"):
-        convert_document(path, "html")
+        finish(convert_document(path, "html"))
     monkeypatch.setattr(files, "open_temporary", fail)
     n_threads = threading.active_count()
     with pytest.raises(OSError, match="No space"):
-        convert_document(path, "html")
+        finish(convert_document(path, "html"))
     assert threading.active_count() == n_threads
 
 
@@ -139,7 +140,7 @@ def test_another_thread_does_not_end_a_conversion(tmp_path, monkeypatch):
         append(file, text)
 
     monkeypatch.setattr(RandomAccessFile, "append", close_and_append)
-    assert converter.convert(path, "html").spool.read(0, 9) == b"text"
+    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"text"
     converter.close()
     assert converter._child.process.poll() is not None
 
@@ -152,7 +153,7 @@ def test_killed_reader_is_not_called_slow(tmp_path, monkeypatch):
     (tmp_path / "a.html").write_text("text")
     monkeypatch.setattr(convert, "_exchange", exchange)
     with pytest.raises(CorpusError, match="crashed its reader"):
-        Converter().convert(tmp_path / "a.html", "html")
+        finish(Converter().convert(tmp_path / "a.html", "html"))
 
 
 def test_missing_library_names_the_extra(tmp_path, monkeypatch):
@@ -161,6 +162,6 @@ def test_missing_library_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(PAGE)
     converter = Converter()
     with pytest.raises(CorpusError, match="needs the library pypdf") as error:
-        converter.convert(tmp_path / "a.pdf", "pdf")
+        finish(converter.convert(tmp_path / "a.pdf", "pdf"))
     assert error.value.hint == "install it: pip install 'tgen-lm[documents]'"
     converter.close()

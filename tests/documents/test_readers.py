@@ -6,6 +6,7 @@ import pytest
 
 from support import documents
 from support.documents import make_docx, make_epub, make_odt, make_pdf, paragraph
+from tgen.corpus.steps import finish
 from tgen.documents.convert import convert_document
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
@@ -18,7 +19,7 @@ def read(tmp_path):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         kind = document_kind(name, path.read_bytes()[:4096])
         assert kind
-        converted = convert_document(path, kind, **options)
+        converted = finish(convert_document(path, kind, **options))
         text = converted.spool.read(0, 1 << 24).decode()
         return text, converted.left_out
 
@@ -232,6 +233,6 @@ def test_open_file_is_read_like_a_path(tmp_path):
 
     spool = files.open_temporary(None)
     spool.append(make_docx(paragraph("text")))
-    converted = convert_document(spool, "docx", name="-")
+    converted = finish(convert_document(spool, "docx", name="-"))
     assert converted.spool.read(0, 100) == b"text"
     assert Path(tmp_path).is_dir()

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from tgen.cli.streams import StdoutClosedError, discard_stdout, stderr, strip_lines
 from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
@@ -167,6 +167,25 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], N
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)
+
+
+@contextmanager
+def late_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar as `progress` does, if the block takes longer than a moment."""
+    import time
+
+    began, bars = time.monotonic(), ExitStack()
+    update: Callable[[float], None] | None = None
+
+    def show(fraction: float) -> None:
+        nonlocal update
+        if update is None and time.monotonic() - began >= _MOMENT_SECONDS:
+            update = bars.enter_context(progress(label, quiet=quiet))
+        if update is not None:
+            update(fraction)
+
+    with bars:
+        yield show
 
 
 @contextmanager

@@ -105,12 +105,14 @@ def score(options: ScoreOptions) -> None:
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    corpus = read(
-        options.files,
-        own_files=own_files,
-        mixed_hint="score one after the other",
-        reading=Reading(**options.reading),
-    )
+    with console.late_progress("reading", quiet=options.quiet) as update:
+        corpus = read(
+            options.files,
+            update,
+            own_files=own_files,
+            mixed_hint="score one after the other",
+            reading=Reading(**options.reading),
+        )
     for note in corpus.notes:
         console.print_status(f"note: {note}", quiet=options.quiet)
     models = [_load_model(path, options) for path in paths]

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -147,7 +148,7 @@ def _open_sources(
     reading, report = Reading(**options.reading), ReadingReport()
     if options.decode:
         reading = Reading(read_as="bytes")
-    yield from open_sources(
+    opened = open_sources(
         names,
         report,
         _own_files,
@@ -155,6 +156,18 @@ def _open_sources(
         keep_rows=reading.read_as != "rows",
         stdin_head=stdin_head,
     )
+    update = None
+    with ExitStack() as bar:
+        for source in opened:
+            if isinstance(source, float):
+                if update is None:
+                    reading_bar = console.late_progress("reading", quiet=options.quiet)
+                    update = bar.enter_context(reading_bar)
+                update(source)
+            else:
+                bar.close()  # it would mix with the output
+                update = None
+                yield source
     for note in report.notes():
         console.print_status(f"note: {note}", quiet=options.quiet)
 

@@ -5,7 +5,7 @@ paths -> documents -> training and validation documents -> tokens -> batch(step)
 
 from tgen.corpus.conversation import Conversation, parse_conversation
 from tgen.corpus.dataset import Batch, TokenDataset
-from tgen.corpus.documents import Corpus, Document, Documents, read, read_text
+from tgen.corpus.documents import Corpus, Document, Documents, read, read_in_steps, read_text
 from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows, document_lengths
@@ -43,6 +43,7 @@ __all__ = [
     "overlap_fraction",
     "parse_conversation",
     "read",
+    "read_in_steps",
     "read_text",
     "split_rows",
     "split_train_val",

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tgen.corpus.sources import Source, SourceFile, Spool
+from tgen.corpus.steps import Steps, finish
 from tgen.errors import CorpusError
 
 _BLOCK = 1 << 20  # bytes per read
@@ -36,6 +37,14 @@ _ENDINGS = {".tgz": ".tar", ".tbz2": ".tar", ".txz": ".tar", ".tzst": ".tar"}
 
 class ExpansionError(CorpusError):
     """A file expands to more than its bound, or is nested too deep."""
+
+
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str
+    content: Source | CorpusError  # or why it has none
+    end: float  # fraction of the archive until its end
 
 
 class Bounds:
@@ -113,23 +122,22 @@ def decompressed_name(name: str) -> str:
     return stem + _ENDINGS.get(f".{ending.lower()}", "") if dot else name
 
 
-def decompress(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Source:
-    """Return the content of a compressed file. Raises CorpusError if it is damaged."""
+def decompress(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Steps[Source]:
+    """Return the content of a compressed file. Raise CorpusError if it is damaged."""
     with _damage_of(source, kind):
-        return spool.store(source.name, bounds.count(_decompress(source, kind)))
+        blocks = bounds.count(_decompress(source, kind))
+        return (yield from spool.store(source.name, blocks, source))
 
 
-def members_of(
-    source: Source, kind: str, spool: Spool, bounds: Bounds
-) -> Iterator[tuple[str, Source | CorpusError]]:
-    """Yield the name and content of each file in an archive, or why it has none; hidden files are
-    left out. Raises CorpusError if the archive is damaged."""
+def members_of(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Iterator[Member]:
+    """Yield the files in an archive; hidden ones are left out. Raises CorpusError if the archive is
+    damaged."""
     read = _zip_members if kind == "zip" else _tar_members
     with _damage_of(source, kind):
-        for name, content in read(source, spool, bounds):
+        for member in read(source, spool, bounds):
             bounds.count_member()
-            if not _is_hidden(name):
-                yield name, content
+            if not _is_hidden(member.name):
+                yield member
 
 
 def member_label(archive: str, name: str) -> str:
@@ -226,9 +234,7 @@ class _ZipSource(SourceFile):
         return data
 
 
-def _zip_members(
-    source: Source, spool: Spool, bounds: Bounds
-) -> Iterator[tuple[str, Source | CorpusError]]:
+def _zip_members(source: Source, spool: Spool, bounds: Bounds) -> Iterator[Member]:
     import zipfile
 
     with zipfile.ZipFile(_ZipSource(source, bounds)) as archive:
@@ -236,23 +242,25 @@ def _zip_members(
             if info.is_dir() or _is_hidden(info.filename):
                 continue
             label = member_label(source.name, info.filename)
+            content: Source | CorpusError
             if info.flag_bits & 1:
-                yield info.filename, CorpusError(f"{label} is encrypted", "unpack the archive")
+                content = CorpusError(f"{label} is encrypted", "unpack the archive")
             elif info.compress_type not in _ZIP_METHODS:
                 problem = f"{label} is compressed by method {info.compress_type}"
-                yield info.filename, CorpusError(problem, "unpack the archive")
+                content = CorpusError(problem, "unpack the archive")
             else:
                 with archive.open(info) as file:
                     blocks = iter(partial(file.read, _BLOCK), b"")
-                    content = spool.store(label, bounds.count(blocks))
-                yield info.filename, content
+                    content = finish(spool.store(label, bounds.count(blocks)))
+            end = info.header_offset + info.compress_size
+            yield Member(info.filename, content, min(1.0, end / source.n_bytes))
 
 
 def _tar_members(
     source: Source,
     spool: Spool,  # noqa: ARG001
     bounds: Bounds,  # noqa: ARG001
-) -> Iterator[tuple[str, Source | CorpusError]]:
+) -> Iterator[Member]:
     """Members are parts of the archive, so nothing is stored."""
     import tarfile
 
@@ -266,4 +274,5 @@ def _tar_members(
             end = start
             if info.isreg() and not info.issparse():
                 label = member_label(source.name, info.name)
-                yield info.name, source.part(label, start, n_bytes)
+                part = source.part(label, start, n_bytes)
+                yield Member(info.name, part, (start + n_bytes) / source.n_bytes)

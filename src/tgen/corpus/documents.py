@@ -9,9 +9,10 @@ a time, except for a JSON row, which is read whole.
 import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from tgen.corpus.jsonl import (
 )
 from tgen.corpus.opening import OwnFiles, ReadingReport, open_sources
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import Steps, finish
 from tgen.errors import CorpusError
 from tgen.tokenizer import END_OF_TEXT
 
@@ -214,6 +216,17 @@ def document_size(document: Document) -> int:
 
 
 def read(
+    paths: Sequence[str], progress: Callable[[float], None] = lambda _: None, **options: Any
+) -> Corpus:
+    """Return the corpus of files, directories, glob patterns and `-` (stdin).
+
+    `progress` gets the fraction of its bytes that are read and converted. See `read_in_steps` for
+    the options and errors.
+    """
+    return finish(read_in_steps(paths, **options), progress)
+
+
+def read_in_steps(
     paths: Sequence[str],
     *,
     chat: bool = False,
@@ -221,11 +234,12 @@ def read(
     mixed_hint: str = "train on one of them first, then on the other with --from",
     reading: Reading | None = _DEFAULT_READING,
     known_encodings: dict[str, str] | None = None,
-) -> Corpus:
+) -> Steps[Corpus]:
     """Read files, directories, glob patterns and `-` (stdin); CorpusError if all are empty.
 
-    Rows whose first has messages, or with `chat` all, are conversations; they are an error beside
-    other text, with `mixed_hint`. See `open_sources` for the other arguments.
+    Yield the fraction of their bytes that are read and converted. Rows whose first has messages, or
+    with `chat` all, are conversations; they are an error beside other text, with `mixed_hint`. See
+    `open_sources` for the other arguments.
     """
     report = ReadingReport()
     n_nonempty = 0
@@ -234,6 +248,9 @@ def read(
     for source in open_sources(
         paths, report, own_files, reading, known_encodings=known_encodings, chat=chat
     ):
+        if isinstance(source, float):
+            yield source
+            continue
         rows = source.has_rows
         chats = rows and (chat or contains_conversations(source))
         if source.read(0, 1):
@@ -287,6 +304,8 @@ def read_text(path: str) -> tuple[bytes, list[str]]:
     report = ReadingReport()
     texts = []
     for source in open_sources([path], report, reading=_DEFAULT_READING, keep_rows=True):
+        if isinstance(source, float):
+            continue
         text = source.read(0, source.n_bytes)
         source.close()
         texts.append(text.replace(_SEPARATOR, b"\n\n") if report.n_documents else text)

@@ -20,6 +20,7 @@ from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
 from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_stdin
+from tgen.corpus.steps import Steps, as_part, finish
 from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
 from tgen.reports.number_format import count, format_bytes
@@ -101,8 +102,9 @@ def open_sources(
     chat: bool = False,
     keep_rows: bool = False,
     stdin_head: bytes = b"",
-) -> Iterator[Source]:
-    """Open everything the paths name, in order; add to `report` how.
+) -> Iterator[Source | float]:
+    """Open everything the paths name, in order; add to `report` how. Besides the sources, yield the
+    fraction of all files' bytes that are read, now and then.
 
     A file that cannot be read is an error if it is named, and skipped in directories, archives and
     among the matches of patterns. `own_files` returns the names of the files of a model or a run in
@@ -116,43 +118,55 @@ def open_sources(
     """
     own_files = cache(own_files)
     opener = _Opener(report, reading, known_encodings or {}, chat=chat, keep_rows=keep_rows)
+    found = [entry for path in paths for entry in _list_files(path, report, own_files)]
+    n_done, n_bytes = 0, sum(map(_size_of, found))
     try:
-        for path in paths:
-            for source, origin in _list_sources(path, report, own_files, stdin_head):
-                yield from opener.open(source, origin)
+        for name, origin in found:
+            source = read_stdin(stdin_head) if name == "-" else Source(name, Path(name))
+            n_bytes += source.n_bytes if name == "-" else 0
+            start, n_done = n_done, n_done + source.n_bytes
+            total = max(1, n_bytes, n_done)
+            opened = yield from as_part(opener.open(source, origin), start / total, n_done / total)
+            yield from opened
     finally:
         opener.close()
     if reading is not None and not opener.has_rows:
         reading.check_used()
 
 
-def _list_sources(
-    path: str, report: ReadingReport, own_files: OwnFiles, stdin_head: bytes
-) -> Iterator[tuple[Source, Origin]]:
+def _list_files(
+    path: str, report: ReadingReport, own_files: OwnFiles
+) -> Iterator[tuple[str, Origin]]:
     """Yield the files of a path, and how it names them."""
-    if path == "-":
-        yield read_stdin(stdin_head), "name"
-    elif Path(path).is_dir():
-        for file in _list_files(Path(path)):
+    if path != "-" and Path(path).is_dir():
+        for file in _walk(Path(path)):
             if not _is_own(file, Path(path), report, own_files):
-                yield Source(str(file), file), "directory"
-    elif not Path(path).exists() and _has_wildcard(path):
+                yield str(file), "directory"
+    elif path != "-" and not Path(path).exists() and _has_wildcard(path):
         matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
         if not matches:
             raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
         base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
         for match in matches:
             if not _is_own(Path(match), base, report, own_files):
-                yield Source(match, Path(match)), "pattern"
+                yield match, "pattern"
     else:
-        yield Source(path, Path(path)), "name"
+        yield path, "name"
+
+
+def _size_of(entry: tuple[str, Origin]) -> int:
+    """Return the bytes of a file; 0 if they are not known, as of stdin."""
+    try:
+        return os.stat(entry[0]).st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def _has_wildcard(path: str) -> bool:
     return any(wildcard in path for wildcard in "*?[")
 
 
-def _list_files(folder: Path) -> list[Path]:
+def _walk(folder: Path) -> list[Path]:
     """Return the files below a directory that are not hidden; links to directories are not
     followed. Raises CorpusError for a directory that cannot be read."""
     found: list[Path] = []
@@ -203,21 +217,18 @@ class _Opener:
 
             close_converter()
 
-    def open(self, source: Source, origin: Origin) -> Iterator[Source]:
-        """Yield the texts and rows of a file; skip one that is not named and cannot be read."""
+    def open(self, source: Source, origin: Origin) -> Steps[list[Source]]:
+        """Return the texts and rows of a file; skip one that is not named and cannot be read."""
         try:
             if self._by_name:
-                opened = [_open_by_name(source, origin)]
-            else:
-                name = "" if source.name == "-" else source.name
-                opened = self._read(source, name)
+                return [_open_by_name(source, origin)]
+            return (yield from self._read(source, "" if source.name == "-" else source.name))
         except CorpusError as error:
             source.discard()
             if origin == "name":
                 raise
             self._skip(source.name, error)
-            return
-        yield from opened
+            return []
 
     def _skip(self, name: str, error: CorpusError) -> None:
         if isinstance(error, BinaryError):
@@ -226,7 +237,9 @@ class _Opener:
             reason = error.message.removeprefix(name).lstrip(": ").removeprefix("is ")
             self._report.skipped[name] = reason
 
-    def _read(self, source: Source, name: str, bounds: "Bounds | None" = None) -> list[Source]:
+    def _read(
+        self, source: Source, name: str, bounds: "Bounds | None" = None
+    ) -> Steps[list[Source]]:
         """Return the texts and rows of a file that is called `name` where it was made."""
         read_as = self._reading.read_as
         head = source.read(0, HEAD)
@@ -240,19 +253,19 @@ class _Opener:
             )
         found = self._find_encoding(source) if self._decodes(kind) else None
         if kind is not None and not (kind == "markdown" and found and found.share):
-            return [self._read_document(source, kind, found)]
-        if unpacked := self._unpack(source, name, head, bounds):
+            return [(yield from self._read_document(source, kind, found))]
+        if unpacked := (yield from self._unpack(source, name, head, bounds)):
             return unpacked
         if read_as != "text" and (kind := _table_kind(name, head)):
-            return [self._read_rows(source, kind)]
+            return [(yield from self._read_rows(source, kind))]
         what = binary_kind(head[:_BINARY_HEAD], source.n_bytes)
         if what is not None:
             raise BinaryError(source.name, what)
-        return [self._read_text(source, name, head)]
+        return [(yield from self._read_text(source, name, head))]
 
     def _unpack(
         self, source: Source, name: str, head: bytes, bounds: "Bounds | None"
-    ) -> list[Source] | None:
+    ) -> Steps[list[Source] | None]:
         """Return the texts and rows of a compressed file or an archive, None for other files."""
         from tgen.corpus import archives
 
@@ -263,14 +276,18 @@ class _Opener:
         bounds = bounds or archives.Bounds(source)
         with bounds.nested():
             if compression:
-                inner = archives.decompress(source, compression, self._spool, bounds)
-                return self._read(inner, archives.decompressed_name(name), bounds)
+                unpack = archives.decompress(source, compression, self._spool, bounds)
+                inner = yield from as_part(unpack, 0.0, 0.5)
+                name = archives.decompressed_name(name)
+                return (yield from as_part(self._read(inner, name, bounds), 0.5, 1.0))
             opened: list[Source] = []
-            for member, content in archives.members_of(source, archive, self._spool, bounds):
+            start = 0.0
+            for member, content, end in archives.members_of(source, archive, self._spool, bounds):
                 try:
                     if isinstance(content, CorpusError):
                         raise content
-                    opened += self._read(content, member, bounds)
+                    opened += yield from as_part(self._read(content, member, bounds), start, end)
+                    start = end
                 except archives.ExpansionError:
                     raise
                 except CorpusError as error:
@@ -281,7 +298,7 @@ class _Opener:
         """Return whether a document does not declare its encoding, or the user's counts more."""
         return kind in ANY_ENCODING or (kind == "html" and self._reading.encoding is not None)
 
-    def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Source:
+    def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Steps[Source]:
         """Return the texts of a document, which may have an encoding."""
         from tgen.documents.convert import convert_document
 
@@ -292,7 +309,8 @@ class _Opener:
             for block in _blocks(source):
                 content.append(block)
         self._used_converter = True
-        converted = convert_document(content, kind, name=source.name, encoding=encoding)
+        convert = convert_document(content, kind, name=source.name, encoding=encoding)
+        converted = yield from convert
         text = self._store(source.name, converted.spool)
         if found is not None:
             self._count_encoding(source, found)
@@ -301,10 +319,10 @@ class _Opener:
         self._report.left_out.update(converted.left_out)
         return text
 
-    def _read_rows(self, source: Source, kind: str) -> Source:
+    def _read_rows(self, source: Source, kind: str) -> Steps[Source]:
         """Return rows as canonical JSON Lines."""
         reading = self._reading
-        converted = convert_rows(
+        converted = yield from convert_rows(
             source,
             kind,
             columns=reading.columns,
@@ -323,11 +341,11 @@ class _Opener:
 
     def _store(self, name: str, spool: files.RandomAccessFile) -> Source:
         """Return the content of a temporary file, which is closed: each one needs a descriptor."""
-        return self._spool.store(name, _blocks(Source(name, spool)))
+        return finish(self._spool.store(name, _blocks(Source(name, spool))))
 
     def _read_text(
         self, source: Source, name: str, head: bytes, encoding: "Encoding | None" = None
-    ) -> Source:
+    ) -> Steps[Source]:
         """Return a text in UTF-8, or the rows in it; find its encoding if it is None."""
         from tgen.corpus.encodings import Changes, decode, unknown_encoding
 
@@ -347,10 +365,11 @@ class _Opener:
                 kind = kind or "json lines"
             if not encoding.is_plain or (kind is None and encoding.has_returns):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
-                text = self._spool.store(source.name, blocks)
+                store = self._spool.store(source.name, blocks, source)
+                text = yield from as_part(store, 0.0, 1.0 if kind is None else 0.5)
         except UnicodeDecodeError:  # it looked like this encoding at first
             unknown = unknown_encoding(source, encoding.codec)
-            return self._read_text(source, name, head, unknown)
+            return (yield from self._read_text(source, name, head, unknown))
         if encoding.is_plain and not changes.n_line_breaks:
             text = source
         if changes.n_replaced:
@@ -359,7 +378,10 @@ class _Opener:
         self._report.n_line_breaks += changes.n_line_breaks > 0
         if kind is None and self._keep_rows:
             self._reading.check_used(source.name)
-        return text if kind is None else self._read_rows(text, kind)
+        if kind is None:
+            return text
+        start = 0.0 if text is source else 0.5
+        return (yield from as_part(self._read_rows(text, kind), start, 1.0))
 
     def _check_replaced(self, source: Source, n: int, codec: str) -> None:
         """Note bytes that the user's encoding lacks; raise CorpusError for too many."""

@@ -9,7 +9,7 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -36,6 +36,7 @@ from tgen.corpus.row_forms import (
     shown_key,
 )
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import Steps
 from tgen.corpus.tables import NumberedRow
 from tgen.errors import CorpusError
 from tgen.reports.number_format import count
@@ -45,6 +46,7 @@ _NAMES = (".jsonl", ".ndjson", ".jsonlines")
 _BLOCK = 1 << 20  # bytes per read, and bytes per write
 _MAX_JSON = 1 << 27  # characters of a value
 _NEAR_END = 16  # characters: an error there may be due to an incomplete text
+_STEP = 0.001  # of the source, until progress is reported again
 _SAMPLE = 100  # rows that tell the form
 _SAMPLE_BYTES = 1 << 24  # after which no more rows tell it
 _LONG = 25  # average characters of a column that has text
@@ -122,14 +124,13 @@ def convert_rows(
     text_column: str | None = None,
     skip_bad_rows: bool = False,
     chat: bool = False,
-    report: Callable[[int], None] = lambda _: None,
-) -> ConvertedRows:
+) -> Steps[ConvertedRows]:
     """Read the rows of a source of a kind of `row_kind`, and write them as canonical JSON Lines.
 
     `columns` are the names of a prompt's parts and of its answer, or of one text or list of
     messages; `text_column` is that of a text. With `chat`, prompts with answers are conversations.
-    `report` gets the bytes of the source that are done. Raise CorpusError for rows of no known
-    form, for preference rows, and, unless `skip_bad_rows`, for invalid ones.
+    Raise CorpusError for rows of no known form, for preference rows, and, unless `skip_bad_rows`,
+    for invalid ones.
     """
     if text_column is not None:
         columns = (text_column,)
@@ -138,7 +139,7 @@ def convert_rows(
     if is_lines:
         rows = _read_json_lines(source)
     elif is_table:
-        rows = tables.read_table(source, kind, report, columns or ())
+        rows = tables.read_table(source, kind, columns or ())
     else:
         rows = _read_json(source, left_out)
     with closing(rows):  # ends the process that reads a table
@@ -163,7 +164,7 @@ def convert_rows(
         conversion = _Conversion(
             source, columns, form, left_out, chat=chat, skips=skip_bad_rows, kind=kind
         )
-        return conversion.convert(chain(sample, rows), report)
+        return (yield from conversion.convert(chain(sample, rows)))
 
 
 class _Conversion:
@@ -190,13 +191,16 @@ class _Conversion:
         self._bad: list[tuple[int, str, str]] = []  # number, message and hint of the first ones
         self._n_bad = self._n_empty = self._n_greetings = 0
 
-    def convert(self, rows: Iterator[NumberedRow], report: Callable[[int], None]) -> ConvertedRows:
+    def convert(self, rows: Iterator[NumberedRow]) -> Steps[ConvertedRows]:
         """Convert all rows."""
+        n_bytes, shown = max(1, self._source.n_bytes), 0.0
         try:
             for row in rows:
                 self._add(row)
-                if row.line is not None:
-                    report(row.line[0])
+                done = min(1.0, row.fraction or row.end / n_bytes)
+                if done >= shown + _STEP:
+                    shown = done
+                    yield done
             self._flush()
             n_rows = self._forms.total()
             if self._n_bad and not (self._skips and n_rows):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
@@ -19,7 +20,7 @@ class Source:
     """Bytes that are read several times and must not change in between.
 
     They are a file, stdin or converted content, or `n_bytes` of these from `start` on. `has_rows`:
-    they are JSON Lines.
+    they are JSON Lines. `position` is the end of the bytes that were read last.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Source:
         n_bytes: int | None = None,
         has_rows: bool = False,
     ) -> None:
-        self.name, self.has_rows = name, has_rows
+        self.name, self.has_rows, self.position = name, has_rows, 0
         self._content = content
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
@@ -52,7 +53,8 @@ class Source:
 
     def read(self, start: int, n: int) -> bytes:
         """Return `n` bytes from `start`, fewer at the end; raises CorpusError if it has changed."""
-        n, start = max(0, min(n, self.n_bytes - start)), self._start + start
+        n = max(0, min(n, self.n_bytes - start))
+        self.position, start = start + n, self._start + start
         if isinstance(self._content, bytes):
             return self._content[start : start + n]
         if self._file is None:
@@ -140,9 +142,14 @@ class Spool:
         self._file: files.RandomAccessFile | None = None
         self._n_bytes = 0
 
-    def store(self, name: str, blocks: Iterable[bytes]) -> Source:
-        """Return the blocks as a source. Raises CorpusError if the disk is full, and the errors of
-        `blocks`, which may store other content before its first block."""
+    def store(
+        self, name: str, blocks: Iterable[bytes], origin: Source | None = None
+    ) -> Steps[Source]:
+        """Return the blocks as a source; yield how much of the one that they are made from is read.
+
+        Raise CorpusError if the disk is full, and the errors of `blocks`, which may store other
+        content before its first block.
+        """
         start = None
         for block in blocks:
             start = self._n_bytes if start is None else start
@@ -155,6 +162,8 @@ class Spool:
                     "free disk space in the directory that TMPDIR names",
                 ) from None
             self._n_bytes += len(block)
+            if origin is not None:
+                yield origin.position / max(1, origin.n_bytes)
         if self._file is None or start is None:
             return Source(name, b"")
         return Source(name, self._file, start=start, n_bytes=self._n_bytes - start)

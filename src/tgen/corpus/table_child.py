@@ -1,7 +1,8 @@
 """The process that reads a parquet or an Arrow file from stdin, a regular file, with little memory.
 
-It writes one JSON list per line: the names of the columns, then the cells of each row. A string
-instead says why the file cannot be read.
+It writes one JSON list per line: the names of the columns, then the cells of each row. A number
+instead is the fraction of the file that precedes the next rows, a string says why the file cannot
+be read.
 """
 
 import json
@@ -49,10 +50,12 @@ def _read_batches(kind: str, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     sys.stdin.buffer.seek(0)
     file = pa.PythonFile(sys.stdin.buffer, mode="r")
     batches: Iterable[pa.RecordBatch]
+    n_rows, n_done = 0, 0
     if kind == "parquet":
         table = parquet.ParquetFile(file, memory_map=False)
         names = _choose(table.schema_arrow.names, wanted)
         batches = table.iter_batches(batch_size=_BATCH, use_threads=False, columns=names)
+        n_rows = table.metadata.num_rows
     else:
         head = sys.stdin.buffer.read(6)
         sys.stdin.buffer.seek(0)
@@ -64,8 +67,12 @@ def _read_batches(kind: str, wanted: list[str]) -> Iterator[pa.RecordBatch]:
             batches = stream = ipc.open_stream(file)
             names = _choose(stream.schema.names, wanted)
     sys.stdout.buffer.write(json.dumps(names).encode() + b"\n")
+    n_bytes = os.fstat(0).st_size
     for batch in batches:
         yield batch.select([i for i, name in enumerate(batch.schema.names) if name in names])
+        n_done += batch.num_rows
+        fraction = n_done / n_rows if n_rows else sys.stdin.buffer.tell() / n_bytes
+        sys.stdout.buffer.write(json.dumps(float(fraction)).encode() + b"\n")
 
 
 def _choose(names: list[str], wanted: list[str]) -> list[str]:

@@ -8,9 +8,9 @@ import csv
 import json
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,12 +58,14 @@ class Dialect(NamedTuple):
 
 class NumberedRow(NamedTuple):
     """A row: its number in its file, its value or what is wrong with it, if it is a line, its start
-    and its bytes, and the bytes that were read until its end."""
+    and its bytes, the bytes that were read until its end, and the fraction of the file that they
+    are, unless they are bytes of the file itself."""
 
     number: int
     value: Any
     line: tuple[int, bytes] | None = None
     end: int = 0
+    fraction: float = 0.0
 
 
 def table_kind(name: str, head: bytes) -> str | None:
@@ -78,23 +80,18 @@ def table_kind(name: str, head: bytes) -> str | None:
     return "tsv" if name.endswith((".tsv", ".tab")) else None
 
 
-def read_table(
-    source: Source,
-    kind: str,
-    report: Callable[[int], None] = lambda _: None,
-    columns: Sequence[str] = (),
-) -> Generator[NumberedRow]:
-    """Yield the rows of a table of one of `KINDS`; `report` gets the bytes that are done.
+def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Generator[NumberedRow]:
+    """Yield the rows of a table of one of `KINDS`.
 
     Of parquet and Arrow files, only these columns are read; () are all. Raises CorpusError if the
     table cannot be read.
     """
     if kind in ("parquet", "arrow"):
         return _read_columns(source, kind, columns)
-    return _read_csv(source, report)
+    return _read_csv(source)
 
 
-def _read_csv(source: Source, report: Callable[[int], None]) -> Generator[NumberedRow]:
+def _read_csv(source: Source) -> Generator[NumberedRow]:
     head = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
     n_skipped, dialect = _find_dialect(head, len(head) < source.n_bytes)
     record = 0  # start of the current one
@@ -114,7 +111,6 @@ def _read_csv(source: Source, report: Callable[[int], None]) -> Generator[Number
     columns: list[str] = []
     while True:
         number, record = n_skipped + reader.line_num + 1, place[0]
-        report(record)
         try:
             cells = _next_record(reader)
         except StopIteration:
@@ -222,11 +218,12 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
     child = Child(str(Path(__file__).with_name("table_child.py")), kind, *wanted, stdin=copy)
     seconds = _SECONDS + source.n_bytes // _BYTES_PER_SECOND
     columns: list[str] | None = None
+    number, fraction = 0, 0.0
     n_bytes, limit = 0, _MAX_TABLE + _MAX_EXPANSION * source.n_bytes
     try:
         with child.use(seconds) as process:
             assert process.stdout
-            for number in count(0):
+            while True:
                 line = process.stdout.readline(_MAX_RECORD)
                 n_bytes += len(line)
                 if n_bytes > limit:
@@ -239,11 +236,14 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
                     if line or process.wait() != 0:
                         raise EOFError
                     return
-                if columns is None:
+                if isinstance(value, float):
+                    fraction = value
+                elif columns is None:
                     columns = value
                 else:
+                    number += 1
                     row = dict(zip(columns, value, strict=True))
-                    yield NumberedRow(number, row, end=n_bytes)
+                    yield NumberedRow(number, row, end=n_bytes, fraction=fraction)
     except (EOFError, ValueError):
         what = f"it is damaged, or has a row of more than {_MAX_RECORD:,} bytes"
     except TimeoutError:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,20 +51,19 @@ class Converter:
         *,
         name: str = "",
         encoding: str | None = None,
-        progress: Callable[[float], None] = lambda _: None,
-    ) -> ConvertedDocument:
-        """Convert a document; see `document_kind` for `kind`.
+    ) -> Generator[float, None, ConvertedDocument]:
+        """Convert a document; see `document_kind` for `kind`. Yield the finished fraction of a long
+        one.
 
         `name` is that of the content in messages; `encoding` that of a text that does not declare
-        it, None is UTF-8. `progress` gets the finished fraction of a long document. Raises
-        CorpusError if the document is damaged, encrypted, too large or without text, or if a
-        library is missing.
+        it, None is UTF-8. Raises CorpusError if the document is damaged, encrypted, too large or
+        without text, or if a library is missing.
         """
         name = name or str(content)
         if kind in _UNREADABLE:
             problem, hint = _UNREADABLE[kind]
             raise CorpusError(f"{name} {problem}", hint)
-        return self._convert(content, kind, name, encoding, progress)
+        return (yield from self._convert(content, kind, name, encoding))
 
     def close(self) -> None:
         """End the process, unless another thread uses it; the next document starts it again."""
@@ -76,8 +75,7 @@ class Converter:
         kind: str,
         name: str,
         encoding: str | None,
-        progress: Callable[[float], None],
-    ) -> ConvertedDocument:
+    ) -> Generator[float, None, ConvertedDocument]:
         file = files.open_random_access(content) if isinstance(content, Path) else content
         n_bytes = file.stamp[0]
         seconds = min(MAX_SECONDS, SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000)
@@ -94,7 +92,7 @@ class Converter:
         try:
             spool = files.open_temporary(None)
             with self._child.use(_WALL * seconds) as process:
-                answer = _exchange(process, request, file, spool, progress, name)
+                answer = yield from _exchange(process, request, file, spool, name)
                 if answer.get("kill"):
                     raise _problem(name, answer)
             if "problem" in answer:
@@ -119,7 +117,7 @@ _shared = Converter()
 
 def convert_document(
     path: Path | files.RandomAccessFile, kind: str, **options: Any
-) -> ConvertedDocument:
+) -> Generator[float, None, ConvertedDocument]:
     """Convert a document in a process that all calls share; see `Converter.convert`."""
     return _shared.convert(path, kind, **options)
 
@@ -134,10 +132,9 @@ def _exchange(
     request: dict[str, Any],
     file: files.RandomAccessFile,
     spool: files.RandomAccessFile,
-    progress: Callable[[float], None],
     name: str,
-) -> dict[str, Any]:
-    """Send a document, store its texts, and return the last answer."""
+) -> Generator[float, None, dict[str, Any]]:
+    """Send a document, store its texts, yield its progress, and return the last answer."""
     assert child.stdin
     assert child.stdout
     child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -148,7 +145,7 @@ def _exchange(
     while line := child.stdout.readline():
         answer: dict[str, Any] = json.loads(line)
         if "progress" in answer:
-            progress(answer["progress"])
+            yield answer["progress"]
         elif "text" in answer:
             text = child.stdout.read(answer["text"])
             if len(text) < answer["text"]:

@@ -42,7 +42,14 @@ from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
 from tgen.runs.output_folder import own_files
 from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
-from tgen.runs.tokenizing import PreparedText, hold_out, join_documents, prepare_texts, row_lengths
+from tgen.runs.tokenizing import (
+    PhaseProgress,
+    PreparedText,
+    hold_out,
+    join_documents,
+    prepare_texts,
+    row_lengths,
+)
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
@@ -284,9 +291,10 @@ def _open_corpus(
 ) -> Generator[PhaseReport, None, corpus.Corpus]:
     """Read the corpus as far as its documents; raise UsageError if --template or loss_on does
     not fit it."""
-    yield PhaseReport(phase="reading the corpus")
-    text = corpus.read(
-        request.corpus, chat=request.chat, own_files=own_files, reading=request.reading
+    text = yield from PhaseProgress("reading the corpus", 1).report(
+        corpus.read_in_steps(
+            request.corpus, chat=request.chat, own_files=own_files, reading=request.reading
+        )
     )
     if request.template is not None and not text.is_chat:
         hint = "remove --template, or add --chat for prompt rows"

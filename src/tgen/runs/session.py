@@ -35,6 +35,7 @@ from tgen.runs.resuming import (
     tokenize_new_corpus,
 )
 from tgen.runs.run_record import RunRecord
+from tgen.runs.tokenizing import PhaseProgress
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
@@ -112,12 +113,14 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if request.corpus:
         if request.reading:
             reading = replace(reading or Reading(), **request.reading)
-        text = corpus.read(
-            request.corpus,
-            chat=record.chat is not None,
-            own_files=own_files,
-            reading=reading,
-            known_encodings=record.detected_encodings,
+        text = yield from PhaseProgress("reading the corpus", 1).report(
+            corpus.read_in_steps(
+                request.corpus,
+                chat=record.chat is not None,
+                own_files=own_files,
+                reading=reading,
+                known_encodings=record.detected_encodings,
+            )
         )
     distributed.assert_same("the corpus", "" if text is None else text.sha256)
     if text is not None:

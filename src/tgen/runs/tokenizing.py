@@ -69,13 +69,13 @@ class PhaseProgress:
     """Progress of a phase, reported once per second."""
 
     def __init__(self, phase: str, n_units: int, *, saved: bool = False) -> None:
-        """`n_units` are bytes or tokens; if `saved`, the run is on disk."""
+        """`n_units` are bytes, tokens or 1 for all; if `saved`, the run is on disk."""
         self._start = PhaseReport(phase=phase, saved=saved)
         self._n_units = n_units
         self._started_at = self._reported_at = time.monotonic()
-        self._n_done = 0
+        self._n_done = 0.0
 
-    def report(self, steps: Generator[int, None, T]) -> Generator[PhaseReport, None, T]:
+    def report(self, steps: Generator[float, None, T]) -> Generator[PhaseReport, None, T]:
         """Run `steps`, which yields the number of processed units, and return its result; units of
         earlier calls count too."""
         yield self._start
@@ -87,7 +87,7 @@ class PhaseProgress:
                 result: T = end.value
                 return result
             now = time.monotonic()
-            if now - self._reported_at >= _REPORT_SECONDS:
+            if self._n_done and now - self._reported_at >= _REPORT_SECONDS:
                 self._reported_at = now
                 fraction = self._n_done / self._n_units
                 left = (now - self._started_at) * (1 - fraction) / fraction

@@ -9,6 +9,7 @@ from random import Random
 from fuzz.mutations import ESCAPES
 from support import documents
 from support.documents import make_docx, make_epub, make_odt, make_pdf, make_zip, paragraph
+from tgen.corpus.steps import finish
 from tgen.documents import convert
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
@@ -98,7 +99,7 @@ class Documents:
             kind = document_kind(self._path.name, file.read(4096))
         if kind is not None:
             try:
-                spool = convert.convert_document(self._path, kind).spool
+                spool = finish(convert.convert_document(self._path, kind)).spool
             except CorpusError as error:
                 # For a few kilobytes, the limits are no excuse; pypdf repairs some files slowly.
                 is_slow = "takes more" in error.message and kind != "pdf"

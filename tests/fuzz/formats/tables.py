@@ -12,6 +12,7 @@ from tgen.corpus.conversation import is_conversation, parse_conversation
 from tgen.corpus.jsonl import parse_row
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import finish
 
 _MESSAGES = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0}]
 _PARTS = [{"role": "developer", "content": [{"type": "text", "text": "c"}], "name": "d"}]
@@ -83,7 +84,7 @@ class Tables:
         kind = row_kind(source.name, source.read(0, 1 << 16))
         if kind is None or kind in ("parquet", "arrow"):
             return
-        converted = convert_rows(source, kind, **self._options)
+        converted = finish(convert_rows(source, kind, **self._options))
         content = (converted.spool or source).read(0, 1 << 27)
         lines = [line for line in content.splitlines() if line.strip()]
         assert len(lines) == converted.n_rows, f"{len(lines)} of {converted.n_rows} rows"
