@@ -89,6 +89,13 @@ def test_progress_of_a_parquet_file_is_reported(tmp_path):
         assert len(done) >= 3
 
 
+def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):
+    (tmp_path / "map.json").write_text('{"hi": "Hello!", "bye": "See you"}')
+    _, [note] = texts(tmp_path / "map.json")
+    assert "map.json is one JSON object, read as text" in note
+    assert texts(tmp_path / "map.json", read_as="text")[1] == []
+
+
 def test_many_notes_are_shortened(tmp_path):
     (tmp_path / "text").write_bytes(b"text")
     for i in range(30):

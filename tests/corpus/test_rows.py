@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.corpus import rows
+from tgen.corpus import json_rows, rows
 from tgen.corpus.conversation import check_messages
 from tgen.corpus.row_forms import FORMS, MESSAGES
 from tgen.corpus.rows import convert_rows, row_kind
@@ -240,6 +240,62 @@ def table(orient, n):
 
 
 @pytest.mark.parametrize("n", [2, 3000])
+def test_objects_that_hold_rows_are_read_as_rows(n):
+    texts, labels = [f"the text {i} of this table" for i in range(n)], [*range(n)]
+    qa = [{"question": f"q {i}?", "answer": f"a {i}"} for i in range(n)]
+    pairs = [{"prompt": row["question"], "completion": row["answer"]} for row in qa]
+    for value, expected in [
+        ({"text": texts, "label": labels}, [{"text": text} for text in texts]),
+        ({"sentences": texts}, [{"text": text} for text in texts]),
+        ({"question": [*texts], "answer": texts}, [dict.fromkeys(pairs[0], t) for t in texts]),
+        ({row["question"]: row["answer"] for row in qa}, pairs),
+        ({row["question"]: [row["answer"]] for row in qa}, pairs),
+        ({f"id {i}": row for i, row in enumerate(qa)}, pairs),
+    ]:
+        for indent in (None, 1):
+            assert read(json.dumps(value, indent=indent))[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"text": ["a", "b"], "label": [1]}, r"different lengths: text \(2\), label \(1\)"),
+        ({"step": [1, 2], "loss": [3, 4]}, "rows of no known form: step"),
+        ({"a": {"prompt": "p", "chosen": "c", "rejected": "r"}}, "preference rows"),
+    ],
+)
+def test_objects_whose_rows_are_of_no_use_are_refused(value, words):
+    with pytest.raises(CorpusError, match=words) as error:
+        read(json.dumps(value))
+    assert error.value.hint
+
+
+def test_unpaired_surrogates_make_bad_rows():
+    pair, half = '{"text": "\\ud83d\\ude00"}\n', '{"text": "\\ud83d"}\n'
+    assert read(pair)[1] == [{"text": "\U0001f600"}]
+    for text in (pair + half, f"[{pair}, {half}]"):
+        with pytest.raises(CorpusError, match=r"(line|row) 2: .* an unpaired surrogate"):
+            read(text)
+        assert len(read(text, skip_bad_rows=True)[1]) == 1
+
+
+def test_values_that_are_not_text_are_named_with_what_can_be_done():
+    with pytest.raises(
+        CorpusError, match=r"'completion' is an object \(expected a string"
+    ) as error:
+        read([{"prompt": "p", "completion": {"text": "c"}}])
+    assert "--columns" in error.value.hint
+    with pytest.raises(CorpusError, match="no known form: tag") as error:
+        read([{"tag": "t", "patterns": ["Hi"]}] * 2)
+    assert "as strings" in error.value.hint
+
+
+def test_keys_of_two_forms_are_named():
+    both = {"text": "t", "prompt": "p", "completion": "c"}
+    assert read([both])[0].notes == ["keys that are not used: completion, prompt"]
+
+
+@pytest.mark.parametrize("n", [2, 3000])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("orient", ["records", "values", "columns", "index", "split"])
 def test_tables_as_json_have_their_rows_or_are_refused(orient, indent, n):
@@ -263,6 +319,9 @@ def test_tables_as_json_have_their_rows_or_are_refused(orient, indent, n):
             "a.json",
             json.dumps({"name": "x", "files": ["a"], "contributors": [{"name": "y"}]}, indent=1),
         ),
+        ("a.json", json.dumps({"include": ["a", "b"], "exclude": ["c"]}, indent=1)),
+        ("a.json", json.dumps({"messages": {"title": "a"}})),
+        ("a.json", json.dumps({"name": "a long name", "version": "1"})),
         ("a.json", json.dumps({"compilerOptions": {"strict": True}, "include": ["a"]})),
         ("a.json", json.dumps({"type": "FeatureCollection", "features": [{"type": "Feature"}]})),
         ("a.md", '{\n "title": "a"\n}\n# the king'),
@@ -297,7 +356,7 @@ def test_broken_json_is_named_with_its_place(text, words):
 
 
 def test_long_files_are_read_in_parts(monkeypatch):
-    monkeypatch.setattr(rows, "_BLOCK", 7)
+    monkeypatch.setattr(json_rows, "_BLOCK", 7)
     values = [{"text": f'"é\\u00e9{i}" \\'} for i in range(20)]
     for indent in (None, 1):
         assert read(json.dumps(values, indent=indent, ensure_ascii=False))[1] == values
@@ -305,7 +364,7 @@ def test_long_files_are_read_in_parts(monkeypatch):
     assert read(several, "rows.jsonl")[1] == values
     lines = [*({"text": "a"} for _ in range(9)), {"question": "q", "answer": "a"}]
     assert len(read(lines, "rows.jsonl")[1]) == 10
-    monkeypatch.setattr(rows, "_MAX_JSON", 100)
+    monkeypatch.setattr(json_rows, "_MAX_JSON", 100)
     with pytest.raises(CorpusError, match="a value of more than 100 characters"):
         read(json.dumps([{"text": "x" * 300}]))
 
@@ -318,7 +377,7 @@ def test_sample_and_list_of_messages_are_bounded(monkeypatch):
         read(json.dumps([{"text": "a" * 99}] * 4))
         read("text\n" + "a\n" * 9, "a.csv")
     assert lengths == [1, 1]
-    monkeypatch.setattr(rows, "_MAX_JSON", 200)
+    monkeypatch.setattr(json_rows, "_MAX_JSON", 200)
     with pytest.raises(CorpusError, match="a conversation of more than 200 bytes"):
         read(json.dumps(QA * 9))
 

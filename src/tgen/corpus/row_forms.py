@@ -70,6 +70,7 @@ _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
+_TYPES = {list: "a list", dict: "an object", bool: "true or false"}  # of JSON
 _SHOWN = 50  # characters of a value in an error
 _MAX_KEYS = 20  # in a note
 
@@ -310,7 +311,8 @@ def _to_text(row: Row, key: str) -> str:
     if value is None:
         raise CorpusError(f"{key!r} is null", "remove the row, or write its text")
     raise CorpusError(
-        f"{key!r} is a {type(value).__name__} (expected a string)", "write its text as a string"
+        f"{key!r} is {_TYPES[type(value)]} (expected a string)",
+        "write its text as a string, or name other columns: --columns PROMPT,ANSWER",
     )
 
 
