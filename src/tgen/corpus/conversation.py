@@ -40,7 +40,12 @@ def is_conversation(line: bytes) -> bool:
 
 def parse_conversation(line: bytes) -> Conversation:
     """Parse a row. Raises CorpusError, without the number of the line, if it is invalid."""
-    row = _parse_object(line, _EXAMPLE)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise invalid_row_error(line, _EXAMPLE)
     if row.get("tools"):
         raise CorpusError(
             "the row has tools, which are not supported",
@@ -55,43 +60,9 @@ def parse_conversation(line: bytes) -> Conversation:
 
 
 def invalid_row_error(line: bytes, example: str) -> CorpusError:
-    """Return the error for a row of another kind; `example` is the hint for an unknown kind."""
-    try:
-        keys = _parse_object(line, example).keys()
-    except CorpusError as error:
-        return error
-    if "messages" in keys:
-        return CorpusError(
-            "a row of messages, but the first row of the file has none",
-            "add --chat if the other rows are prompts and completions, else write the "
-            "conversations to a file of their own",
-        )
-    if example == _EXAMPLE and "text" in keys:
-        return CorpusError(
-            "a row of text in a file of conversations",
-            "write the rows of text to a file of their own, and train on one file first, then on "
-            "the other with --from",
-        )
-    return CorpusError(f"not a valid row (got {_shown(line)})", example)
-
-
-def _parse_object(line: bytes, example: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises CorpusError; `example` is the hint for other values."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        what = f"not valid JSON: {error.msg} at column {error.colno:,} (got {_shown(line)})"
-        hint = "complete or remove the line: each is one JSON object"
-        raise CorpusError(what, hint) from None
-    except UnicodeDecodeError:
-        raise CorpusError(f"not UTF-8 (got {_shown(line)})", "save the file as UTF-8") from None
-    except (ValueError, RecursionError):
-        raise CorpusError(
-            "a number is too long, or the nesting too deep", "shorten or remove the row"
-        ) from None
-    if not isinstance(row, dict):
-        raise CorpusError(f"not a JSON object (got {_shown(line)})", example)
-    return row
+    """Return the error for a line that is not a canonical row, as those of other files become."""
+    shown = repr(line[:_SHOWN].decode(errors="replace"))
+    return CorpusError(f"not a valid row (got {shown})", example)
 
 
 def check_messages(messages: Any) -> Conversation:
@@ -125,23 +96,13 @@ def check_messages(messages: Any) -> Conversation:
 
 def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
     """Return role, content, and whether it is an answer to learn."""
-    if not isinstance(message, dict):
-        raise CorpusError(f"message {number} is not a JSON object", _EXAMPLE)
-    given = {key: value for key, value in message.items() if value is not None}
-    if unknown := sorted(given.keys() - _KEYS):
-        raise CorpusError(
-            f"message {number} has the unknown key {unknown[0][:_SHOWN]!r}",
-            "remove it, or write its value into content: only role, content and weight are used",
-        )
+    given = message if isinstance(message, dict) else {}
+    given = {key: value for key, value in given.items() if value is not None}
     role, content = given.get("role"), given.get("content")
-    if role not in _ROLES:
-        raise CorpusError(
-            f"message {number} has the unknown role {str(role)[:_SHOWN]!r}",
-            f"use one of {', '.join(_ROLES)}",
-        )
-    if not isinstance(content, str):
-        got = "no content" if content is None else f"a content of type {type(content).__name__}"
-        raise CorpusError(f"message {number} has {got}", "write its content as a string")
+    if role not in _ROLES or not isinstance(content, str) or given.keys() - _KEYS:
+        shown = json.dumps(message)[:_SHOWN]
+        hint = f"write a role ({', '.join(_ROLES)}), a content and nothing else but a weight"
+        raise CorpusError(f"message {number} is not valid (got {shown})", hint)
     try:
         content.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -157,7 +118,3 @@ def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
             f"message {number} of the {role} has a weight", "remove it: only answers are learned"
         )
     return role, content, role == "assistant" and weight == 1
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:_SHOWN].decode(errors="replace"))
