@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from tgen.documents.layout import Layout
+from tgen.documents.layout import Layout, TablePart
 from tgen.documents.package import Event, Package, without
 
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
     *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPr"),
 }  # fmt: skip
+_TABLE_PARTS: dict[str, TablePart] = {"tbl": "table", "tr": "row", "tc": "cell"}
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "noBreakHyphen": "\u2011"}
 
 
@@ -55,7 +56,6 @@ def _read_body(
     left_out: Counter[str],
     notes: dict[tuple[str, str], str],
 ) -> None:
-    asides: list[str] = []  # notes and text boxes of the open paragraph
     fields: list[bool] = []  # that are open: whether each is a table of contents
     in_text = in_instruction = in_list = was_list = in_contents = False
     for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
@@ -88,31 +88,20 @@ def _read_body(
                     fields.pop()
             elif name in ("footnoteReference", "endnoteReference"):
                 key = name.removesuffix("Reference"), attributes.get("id", "")
-                asides.append(notes.get(key, ""))
+                layout.add_aside(notes.get(key, ""))
             elif name in ("blip", "imagedata"):
                 left_out["picture"] += 1
             elif name == "chart":
                 left_out["chart"] += 1
             elif name == "txbxContent":
                 layout.begin_aside()
-            elif name == "tbl":
-                layout.begin_table()
-            elif name == "tr":
-                layout.begin_row()
-            elif name == "tc":
-                layout.begin_cell()
+            elif name in _TABLE_PARTS:
+                layout.begin(_TABLE_PARTS[name])
         elif name in ("t", "instrText"):
             in_text = in_instruction = False
         elif name == "txbxContent":
-            asides.append(layout.end_aside())
+            layout.end_aside()
         elif name == "p":
-            for text in filter(None, asides):
-                layout.paragraph()
-                layout.add(text)
-            asides.clear()
-        elif name == "tc":
-            layout.end_cell()
-        elif name == "tr":
-            layout.end_row()
-        elif name == "tbl":
-            layout.end_table()
+            layout.end_paragraph()
+        elif name in _TABLE_PARTS:
+            layout.end(_TABLE_PARTS[name])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
-from tgen.documents.layout import Layout
+from tgen.documents.layout import Layout, TablePart
 
 _SKIPPED = {
     *("script", "style", "template", "noscript", "title", "nav", "footer", "button", "select"),
@@ -21,6 +21,7 @@ _PARAGRAPHS = {
     *("p", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "pre", "hr", "section", "article"),
     *("main", "header", "aside", "figure", "figcaption", "address", "fieldset", "body", "dl"),
 }  # fmt: skip
+_TABLE_PARTS: dict[str, TablePart] = {"table": "table", "tr": "row", "td": "cell", "th": "cell"}
 _LINES = {"div", "li", "dt", "dd", "legend", "caption", "summary", "details", "form", "center"}
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param"),
@@ -102,12 +103,8 @@ class _Parser(HTMLParser):
         elif tag == "div":
             layout.line()
             self._divs.append(False)
-        elif tag == "table":
-            layout.begin_table()
-        elif tag == "tr":
-            layout.begin_row()
-        elif tag in ("td", "th"):
-            layout.begin_cell()
+        elif tag in _TABLE_PARTS:
+            layout.begin(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
             layout.line() if self._in_list else layout.paragraph()
             self._in_list += 1
@@ -132,12 +129,8 @@ class _Parser(HTMLParser):
             self._depth -= tag == self._skipped
             if not self._depth:
                 self._skipped = ""
-        elif tag == "table":
-            layout.end_table()
-        elif tag == "tr":
-            layout.end_row()
-        elif tag in ("td", "th"):
-            layout.end_cell()
+        elif tag in _TABLE_PARTS:
+            layout.end(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
             self._in_list = max(0, self._in_list - 1)
             layout.line() if self._in_list else layout.paragraph()

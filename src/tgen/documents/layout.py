@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
+from typing import Literal
 
+TablePart = Literal["table", "row", "cell"]
 _SPACES = re.compile(r"[ \t\n\r\f]+")
 
 
@@ -11,6 +13,7 @@ class _Frame:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
+        self.asides: list[str] = []  # that follow the open paragraph
         self.line_breaks = 0  # due before the next part
         self.has_table = False
 
@@ -83,30 +86,45 @@ class Layout:
         """Begin a text that is not part of the running one: a note, a text box."""
         self._frames.append(_Frame())
 
-    def end_aside(self) -> str:
-        """Return the text since `begin_aside`."""
-        return _tidy(self._frames.pop().parts)
+    def end_aside(self) -> None:
+        """End the text since `begin_aside`; it follows the open paragraph."""
+        self.add_aside(_tidy(self._frames.pop().parts))
 
-    def begin_table(self) -> None:
-        """Begin a table."""
-        self._tables.append(_Table())
+    def add_aside(self, text: str) -> None:
+        """Add a text that follows the open paragraph."""
+        self._frames[-1].asides.append(text)
 
-    def begin_row(self) -> None:
-        """Begin a row; an open one ends."""
-        if self._tables:
-            self.end_row()
+    def end_paragraph(self) -> None:
+        """Add the asides of the paragraph as paragraphs of their own."""
+        asides, self._frames[-1].asides = self._frames[-1].asides, []
+        for text in filter(None, asides):
+            self.paragraph()
+            self.add(text)
+
+    def begin(self, part: TablePart) -> None:
+        """Begin a table, a row or a cell; an open row or cell ends."""
+        if part == "table":
+            self._tables.append(_Table())
+        elif part == "row" and self._tables:
+            self._end_row()
             self._tables[-1].cells = []
-
-    def begin_cell(self) -> None:
-        """Begin a cell; an open one ends."""
-        if self._tables:
-            self.end_cell()
+        elif self._tables:
+            self._end_cell()
             if self._tables[-1].cells is None:
-                self.begin_row()
+                self.begin("row")
             self._tables[-1].in_cell = True
             self._frames.append(_Frame())
 
-    def end_cell(self) -> None:
+    def end(self, part: TablePart) -> None:
+        """End a table, a row or a cell."""
+        if part == "table":
+            self._end_table()
+        elif part == "row":
+            self._end_row()
+        else:
+            self._end_cell()
+
+    def _end_cell(self) -> None:
         """End a cell, which becomes one line unless it has paragraphs or a table."""
         if self._tables and self._tables[-1].in_cell:
             has_table = self._frames[-1].has_table
@@ -118,11 +136,11 @@ class Layout:
             assert table.cells is not None
             table.cells.append(cell)
 
-    def end_row(self) -> None:
+    def _end_row(self) -> None:
         """End a row; its cells become a line, or paragraphs if one has several lines."""
         if not self._tables:
             return
-        self.end_cell()
+        self._end_cell()
         table = self._tables[-1]
         cells, table.cells = table.cells, None
         if cells and any(cells):
@@ -135,10 +153,10 @@ class Layout:
                 self.add("\t".join(cells).rstrip())
             table.n_rows += 1
 
-    def end_table(self) -> None:
+    def _end_table(self) -> None:
         """End a table; one without text is counted."""
         if self._tables:
-            self.end_row()
+            self._end_row()
             if not self._tables.pop().n_rows:
                 self._left_out["table without text"] += 1
             self._frames[-1].has_table = True
@@ -147,7 +165,7 @@ class Layout:
     def finish(self) -> str:
         """Return the whole text; what is open ends."""
         while self._tables:
-            self.end_table()
+            self._end_table()
         return _tidy(self._frames[0].parts)
 
 

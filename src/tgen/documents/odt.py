@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from tgen.documents.layout import Layout
+from tgen.documents.layout import Layout, TablePart
 from tgen.documents.package import LOCKED_HINT, Package, without
 from tgen.errors import CorpusError
 
@@ -13,6 +13,12 @@ _SKIPPED = {  # what is no text of the document, or is navigation or a number of
     *("note-citation", "page-number", "page-count", "ruby-text", "table-of-content"),
     *("alphabetical-index", "illustration-index", "table-index", "user-index"),
 }  # fmt: skip
+_TABLE_PARTS: dict[str, TablePart] = {
+    "table": "table",
+    "table-row": "row",
+    "table-cell": "cell",
+    "covered-table-cell": "cell",
+}
 _MAX_SPACES = 1000  # of one element
 
 
@@ -24,7 +30,6 @@ def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
             if (kind, name) == ("start", "encryption-data"):
                 raise CorpusError("is encrypted", LOCKED_HINT)
     layout = Layout(left_out)
-    asides: list[str] = []  # notes and text boxes of the open paragraph
     paragraphs = lists = 0  # that are open
     is_counted = False  # the picture of the open frame, which may have several forms
     for kind, name, attributes in without(
@@ -55,28 +60,17 @@ def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
             elif name in ("image", "object", "object-ole") and not is_counted:
                 left_out["picture" if name == "image" else "embedded object"] += 1
                 is_counted = True
-            elif name == "table":
-                layout.begin_table()
-            elif name == "table-row":
-                layout.begin_row()
-            elif name in ("table-cell", "covered-table-cell"):
-                layout.begin_cell()
+            elif name in _TABLE_PARTS:
+                layout.begin(_TABLE_PARTS[name])
         elif name in ("note-body", "text-box"):
-            asides.append(layout.end_aside())
+            layout.end_aside()
         elif name in ("p", "h"):
             paragraphs -= 1
-            for text in filter(None, asides):
-                layout.paragraph()
-                layout.add(text)
-            asides.clear()
+            layout.end_paragraph()
         elif name == "list":
             lists -= 1
             if not lists:
                 layout.paragraph()
-        elif name in ("table-cell", "covered-table-cell"):
-            layout.end_cell()
-        elif name == "table-row":
-            layout.end_row()
-        elif name == "table":
-            layout.end_table()
+        elif name in _TABLE_PARTS:
+            layout.end(_TABLE_PARTS[name])
     yield layout.finish()
