@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
@@ -263,3 +264,21 @@ def test_terminal_breaks_lines_between_words_and_commands_nowhere(monkeypatch):
     output.seek(0)
     console.print_status(text, is_command=True)
     assert output.getvalue() == text + "\n"
+
+
+def test_late_progress_begins_with_the_first_update_after_a_moment(monkeypatch):
+    shown = []
+
+    @contextmanager
+    def progress(label, *, quiet):
+        shown.append((label, quiet))
+        yield shown.append
+        shown.append("end")
+
+    monkeypatch.setattr(console, "progress", progress)
+    with console.late_progress("reading") as update:
+        update(0.1)
+        monkeypatch.setattr(console, "_MOMENT_SECONDS", 0.0)
+        update(0.5)
+        update(0.7)
+    assert shown == [("reading", False), 0.5, 0.7, "end"]

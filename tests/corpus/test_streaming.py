@@ -316,6 +316,21 @@ def test_progress_of_tokenizing_is_reported_before_the_plan(tmp_path, monkeypatc
     assert fractions[-1] == 1.0
 
 
+def test_progress_of_reading_is_reported_with_the_time_left(tmp_path, monkeypatch):
+    from support.runs import request
+    from tgen.runs import prepare
+
+    monkeypatch.setattr("tgen.runs.tokenizing._REPORT_SECONDS", 0.0)
+    (tmp_path / "a.csv").write_bytes(b"text\n" + b"a line\n" * 999)
+    table = request(tmp_path, corpus=[str(tmp_path / "a.csv")])
+    reports = list(prepare._open_corpus(table, table.train))
+    assert {report.phase for report in reports} == {"reading the corpus"}
+    done = [(one.fraction_done, one.seconds_left) for one in reports[1:]]
+    assert len(done) > 100
+    assert all(a[0] < b[0] for a, b in pairwise(done))
+    assert done[-1] == (1.0, 0.0)
+
+
 def test_progress_of_tokenizing_is_printed_at_intervals(monkeypatch, capsys):
     from tgen.cli.train.progress import TrainingProgress
     from tgen.reports.training import PhaseReport

@@ -63,19 +63,6 @@ class Converter:
         if kind in _UNREADABLE:
             problem, hint = _UNREADABLE[kind]
             raise CorpusError(f"{name} {problem}", hint)
-        return (yield from self._convert(content, kind, name, encoding))
-
-    def close(self) -> None:
-        """End the process, unless another thread uses it; the next document starts it again."""
-        self._child.close()
-
-    def _convert(
-        self,
-        content: Path | files.RandomAccessFile,
-        kind: str,
-        name: str,
-        encoding: str | None,
-    ) -> Generator[float, None, ConvertedDocument]:
         file = files.open_random_access(content) if isinstance(content, Path) else content
         n_bytes = file.stamp[0]
         seconds = min(MAX_SECONDS, SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000)
@@ -109,6 +96,10 @@ class Converter:
                 spool.close()
             if isinstance(content, Path):
                 file.close()
+
+    def close(self) -> None:
+        """End the process, unless another thread uses it; the next document starts it again."""
+        self._child.close()
 
 
 _CPU_LIMIT = -24  # SIGXCPU
