@@ -114,8 +114,11 @@ def test_greeting_is_context_and_each_of_two_answers_is_learned():
 def test_conversations_and_text_cannot_be_mixed(tmp_path):
     chats = write(tmp_path / "chats.jsonl", [chat(USER, ANSWER)])
     (tmp_path / "text.txt").write_text("to be")
-    with pytest.raises(CorpusError, match=r"chats\.jsonl has conversations, .*text\.txt has not"):
+    with pytest.raises(
+        CorpusError, match=r"chats\.jsonl has conversations, .*text\.txt has not"
+    ) as error:
         corpus.read([str(tmp_path / "text.txt"), chats])
+    assert "--as text" in error.value.hint
     with pytest.raises(CorpusError, match=r"--chat: .*text\.txt has no conversations"):
         corpus.read([str(tmp_path / "text.txt")], chat=True)
 

@@ -285,6 +285,8 @@ def test_values_that_are_not_text_are_named_with_what_can_be_done():
     ) as error:
         read([{"prompt": "p", "completion": {"text": "c"}}])
     assert "--columns" in error.value.hint
+    with pytest.raises(CorpusError, match="message 1 has a content that is an object"):
+        read([{"messages": [{"role": "user", "content": {"text": "c"}}]}])
     with pytest.raises(CorpusError, match="no known form: tag") as error:
         read([{"tag": "t", "patterns": ["Hi"]}] * 2)
     assert "as strings" in error.value.hint

@@ -272,7 +272,7 @@ def read_in_steps(
     if chat_name and text_name:
         raise CorpusError(
             f"{chat_name} has conversations, {text_name} has not",
-            mixed_hint,
+            f"{mixed_hint}, or add --as text to read both as text",
         )
     if chat and text_name:
         raise CorpusError(

@@ -70,7 +70,7 @@ _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
-_TYPES = {list: "a list", dict: "an object", bool: "true or false"}  # of JSON
+_TYPES = {list: "a list", dict: "an object", bool: "true or false"}  # of JSON; others are numbers
 _SHOWN = 50  # characters of a value in an error
 _MAX_KEYS = 20  # in a note
 
@@ -311,9 +311,13 @@ def _to_text(row: Row, key: str) -> str:
     if value is None:
         raise CorpusError(f"{key!r} is null", "remove the row, or write its text")
     raise CorpusError(
-        f"{key!r} is {_TYPES[type(value)]} (expected a string)",
+        f"{key!r} is {_type_name(value)} (expected a string)",
         "write its text as a string, or name other columns: --columns PROMPT,ANSWER",
     )
+
+
+def _type_name(value: Any) -> str:
+    return _TYPES.get(type(value), "a number")
 
 
 def _has_keys(row: Row) -> str:
@@ -373,7 +377,8 @@ def _message(number: int, message: Any, left_out: LeftOut) -> Row:
     if isinstance(content, list):
         content = "".join(_part(number, part) for part in content)
     if not isinstance(content, str):
-        got = "no content" if content is None else f"a content of type {type(content).__name__}"
+        is_missing = content is None
+        got = "no content" if is_missing else f"a content that is {_type_name(content)}"
         raise CorpusError(f"message {number} has {got}", "write its content as a string")
     weight = given.pop("weight", given.pop("train", 1))
     for key in given:
