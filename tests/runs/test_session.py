@@ -213,7 +213,7 @@ def test_new_model_does_not_get_the_chat_template_of_the_old_one(finished, tmp_p
 def test_resume_refuses_a_changed_corpus(finished, tmp_path):
     (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
     with pytest.raises(TrainingError, match="has changed"):
-        next(resume(finished, corpus=[str(tmp_path / "corpus.txt")]))
+        list(resume(finished, corpus=[str(tmp_path / "corpus.txt")]))
     with pytest.raises(TrainingError, match="no run"):
         next(resume(tmp_path / "nowhere"))
 
