@@ -52,7 +52,7 @@ def _csv() -> bytes:
     return b"prompt,completion\n" + b"".join(b"%d,%d\n" % (i, i + 1) for i in range(9999))
 
 
-def test_progress_of_long_files_is_reported(tmp_path):
+def test_progress_of_long_files_is_reported(tmp_path, monkeypatch):
     import gzip
     import zipfile
 
@@ -64,6 +64,7 @@ def test_progress_of_long_files_is_reported(tmp_path):
     (tmp_path / "text").write_bytes("Käse\n".encode("utf-16") * 99_999)
     with gzip.open(tmp_path / "a.csv.gz", "wb", 1) as packed:
         packed.write(table)
+    monkeypatch.setattr("tgen.corpus.jsonl._BLOCK", 9999)
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as packed:
         packed.writestr("a.csv", table)
         packed.writestr("b.csv", table)

@@ -245,11 +245,13 @@ def read_in_steps(
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     text_name = chat_name = ""  # of the first source of this kind
+    opened = 0.0  # fraction
     for source in open_sources(
         paths, report, own_files, reading, known_encodings=known_encodings, chat=chat
     ):
         if isinstance(source, float):
-            yield source
+            opened = source
+            yield opened
             continue
         rows = source.has_rows
         chats = rows and (chat or contains_conversations(source))
@@ -258,6 +260,7 @@ def read_in_steps(
             text_name = text_name or ("" if chats else source.name)
             chat_name = chat_name or (source.name if chats else "")
         table.add_source(source, rows=rows, chats=chats)
+        position = 0
         find = find_conversations if chats else find_rows if rows else _find_texts
         try:
             for start, end, n_bytes, content in find(source):
@@ -267,8 +270,12 @@ def read_in_steps(
                     fingerprint.update(block)
                 fingerprint.update(b"\xff" * 8)
                 table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
+                if rows and source.position > position:  # another block was read
+                    position = source.position
+                    yield opened + (source.done - opened) * min(1.0, position / source.n_bytes)
         finally:
             source.close()
+        opened = source.done if rows else opened
     if chat_name and text_name:
         raise CorpusError(
             f"{chat_name} has conversations, {text_name} has not",

@@ -36,6 +36,7 @@ _BINARY_HEAD = 1 << 13  # bytes of a text without NUL
 _BLOCK = 1 << 18  # bytes per read
 _MAX_LISTED = 8  # files in notes of one kind
 _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
+_CONVERTED = 0.75  # of the time to read rows, the rest is to find them again
 _LOCK = "LOCK"  # file of a run
 _NUL_HINT = "name a text or a document; --as bytes trains on bytes as they are"
 
@@ -128,7 +129,9 @@ def open_sources(
             start, n_done = n_done, n_done + source.n_bytes
             total = max(1, n_bytes, n_done)
             opened = yield from as_part(opener.open(source, origin), start / total, n_done / total)
-            yield from opened
+            for text in opened:
+                text.done = n_done / total
+                yield text
     finally:
         opener.close()
     if reading is not None and not opener.has_rows:
@@ -323,7 +326,7 @@ class _Opener:
     def _read_rows(self, source: Source, kind: str) -> Steps[Source]:
         """Return rows as canonical JSON Lines."""
         reading = self._reading
-        converted = yield from convert_rows(
+        convert = convert_rows(
             source,
             kind,
             columns=reading.columns,
@@ -331,6 +334,7 @@ class _Opener:
             skip_bad_rows=reading.skip_bad_rows,
             chat=self._chat,
         )
+        converted = yield from as_part(convert, 0.0, _CONVERTED)
         if converted.spool is not None:
             self._report.rows[converted.form] += converted.n_rows
             rows = self._store(source.name, converted.spool)

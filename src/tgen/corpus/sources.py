@@ -20,7 +20,8 @@ class Source:
     """Bytes that are read several times and must not change in between.
 
     They are a file, stdin or converted content, or `n_bytes` of these from `start` on. `has_rows`:
-    they are JSON Lines. `position` is the end of the bytes that were read last.
+    they are JSON Lines. `position` is the end of the bytes that were read last, `done` the fraction
+    of a corpus until the end of this source.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Source:
         n_bytes: int | None = None,
         has_rows: bool = False,
     ) -> None:
-        self.name, self.has_rows, self.position = name, has_rows, 0
+        self.name, self.has_rows, self.position, self.done = name, has_rows, 0, 0.0
         self._content = content
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
