@@ -91,9 +91,12 @@ def test_progress_of_a_parquet_file_is_reported(tmp_path):
 
 
 def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):
-    (tmp_path / "map.json").write_text('{"hi": "Hello!", "bye": "See you"}')
-    _, [note] = texts(tmp_path / "map.json")
-    assert "map.json is one JSON object, read as text" in note
+    for value in ({"hi": "Hello!", "bye": "See you"}, {"words": ["cat", "dog"]}):
+        (tmp_path / "map.json").write_text(json.dumps(value))
+        _, [note] = texts(tmp_path / "map.json")
+        assert "map.json is one JSON object, read as text" in note
+    (tmp_path / "other.json").write_text('{"version": "1", "files": ["cat", "dog"]}')
+    assert texts(tmp_path / "other.json")[1] == []
     assert texts(tmp_path / "map.json", read_as="text")[1] == []
 
 

@@ -85,11 +85,14 @@ def json_kind(name: str, head: bytes) -> str | None:
     return by_name
 
 
-def has_pairs(head: bytes) -> bool:
-    """Return whether a file that has no rows may have been meant to: an object of texts."""
+def may_hold_rows(head: bytes) -> bool:
+    """Return whether a file that has no rows may have been meant to: an object of several texts."""
     value = _parse_beginning(head.decode("utf-8-sig", errors="ignore"))
-    is_object = isinstance(value, dict) and len(value) > 1
-    return is_object and all(isinstance(one, str) for one in value.values())
+    if not isinstance(value, dict):
+        return False
+    values = list(value.values())
+    values = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    return len(values) > 1 and all(isinstance(one, str) for one in values)
 
 
 def read_json_lines(source: Source) -> Generator[NumberedRow]:
@@ -301,7 +304,8 @@ def _columns_to_rows(value: dict[str, list[Any]]) -> _InnerRows | None:
         sizes = ", ".join(f"{shown_key(key)} ({len(column):,})" for key, column in value.items())
         hint = "write as many cells for each, or one JSON object per row"
         raise CorpusError(f"columns of different lengths: {sizes}", hint)
-    is_table = len(value) > 1 or all(isinstance(cell, str) for (cell,) in cells)
+    # One list is of texts, not of names, if it has words.
+    is_table = len(value) > 1 or any(isinstance(cell, str) and " " in cell for (cell,) in cells)
     if not is_known and not (is_table and len(cells) > 1):
         return None
     return _InnerRows(dict(zip(value, row, strict=True)) for row in cells)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from tgen.config.reading import Reading
 from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
-from tgen.corpus.json_rows import has_pairs
+from tgen.corpus.json_rows import may_hold_rows
 from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_stdin
@@ -382,7 +382,7 @@ class _Opener:
         self._count_encoding(source, encoding)
         self._report.n_line_breaks += changes.n_line_breaks > 0
         if kind is None and name.lower().endswith(".json") and not self._keep_rows:
-            self._note_pairs(source.name, head)
+            self._note_object(source.name, head)
         if kind is None and self._keep_rows:
             self._reading.check_used(source.name)
         if kind is None:
@@ -390,12 +390,12 @@ class _Opener:
         start = 0.0 if text is source else 0.5
         return (yield from as_part(self._read_rows(text, kind), start, 1.0))
 
-    def _note_pairs(self, name: str, head: bytes) -> None:
+    def _note_object(self, name: str, head: bytes) -> None:
         """Note an object that may have been meant as rows, unless the user says that it is text."""
-        if self._reading.read_as is None and has_pairs(head):
+        if self._reading.read_as is None and may_hold_rows(head):
             self._report.other.append(
-                f"{name} is one JSON object, read as text; to train on its pairs, write each as "
-                'an object with "prompt" and "completion"'
+                f"{name} is one JSON object, read as text; to train on its values, write them as "
+                'rows, {"text": "..."} or {"prompt": "...", "completion": "..."}'
             )
 
     def _check_replaced(self, source: Source, n: int, codec: str) -> None:
