@@ -90,6 +90,14 @@ def test_progress_of_a_parquet_file_is_reported(tmp_path):
         assert len(done) >= 3
 
 
+def test_file_named_like_stdin_is_read_by_a_pattern(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("a file")
+    assert texts("*")[0] == [b"a file"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"stdin")))
+    assert texts("-")[0] == [b"stdin"]
+
+
 def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):
     for value in ({"hi": "Hello!", "bye": "See you"}, {"words": ["cat", "dog"]}):
         (tmp_path / "map.json").write_text(json.dumps(value))

@@ -124,8 +124,9 @@ def open_sources(
     n_done, n_bytes = 0, sum(map(_size_of, found))
     try:
         for name, origin in found:
-            source = read_stdin(stdin_head) if name == "-" else Source(name, Path(name))
-            n_bytes += source.n_bytes if name == "-" else 0
+            is_stdin = name == "-" and origin == "name"
+            source = read_stdin(stdin_head) if is_stdin else Source(name, Path(name))
+            n_bytes += source.n_bytes if is_stdin else 0
             start, n_done = n_done, n_done + source.n_bytes
             total = max(1, n_bytes, n_done)
             opened = yield from as_part(opener.open(source, origin), start / total, n_done / total)
@@ -290,6 +291,7 @@ class _Opener:
                 try:
                     if isinstance(content, CorpusError):
                         raise content
+                    end = max(start, end)  # members may be in any order
                     opened += yield from as_part(self._read(content, member, bounds), start, end)
                     start = end
                 except archives.ExpansionError:
@@ -313,8 +315,7 @@ class _Opener:
             for block in _blocks(source):
                 content.append(block)
         self._used_converter = True
-        convert = convert_document(content, kind, name=source.name, encoding=encoding)
-        converted = yield from convert
+        converted = yield from convert_document(content, kind, name=source.name, encoding=encoding)
         text = self._store(source.name, converted.spool)
         if found is not None:
             self._count_encoding(source, found)
