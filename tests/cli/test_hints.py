@@ -5,8 +5,11 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
+from contextlib import chdir
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -57,8 +60,10 @@ FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 WORDS = {"and", "or", "to", "takes", "needs", "has", "have", "cannot", "with", "if", "is"}
 
 
+@cache
 def texts():
-    """Yield the place and the text of every message in the source, with {} for its values."""
+    """Return the place and the text of every message in the source, with {} for its values."""
+    found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         tree = ast.parse(path.read_text())
         inner = {
@@ -77,7 +82,8 @@ def texts():
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 values = [part.value if isinstance(part, ast.Constant) else "{}" for part in parts]
                 if all(isinstance(value, str) for value in values) and " " in "".join(values):
-                    yield f"{path.name}:{node.lineno}", "".join(values)
+                    found.append((f"{path.name}:{node.lineno}", "".join(values)))
+    return found
 
 
 def find(pattern):
@@ -101,25 +107,34 @@ def test_commands_flags_and_values_in_messages_exist():
     assert {"serve", "png", "tensorboard"} <= named <= set(extras["optional-dependencies"])
 
 
+@pytest.fixture(scope="module")
+def made(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    with chdir(folder):
+        Path("corpus.txt").write_bytes(TEXT)
+        random = make_model("qwen3", vocab_size=tokenizer.vocab_size, context_length=32)
+        model_dir.save(Path("a model"), random.config, tokenizer, random.to_arrays())
+        save_adapter(Path("an adapter"), Path("a model"))
+        assert run(["export", "a model", "--to", "gguf", "--out", "file.gguf", "--quiet"]) == 0
+        list(runs.start(request(folder, "a run")))
+    return folder
+
+
 @pytest.fixture
-def folder(tokenizer, tmp_path, monkeypatch):
+def folder(made, tmp_path, monkeypatch):
     """A working directory with a corpus, a model, a run of one step, an adapter and a GGUF file."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("corpus.txt").write_bytes(TEXT)
-    random = make_model("qwen3", vocab_size=tokenizer.vocab_size, context_length=32)
-    model_dir.save(Path("a model"), random.config, tokenizer, random.to_arrays())
-    save_adapter(Path("an adapter"), Path("a model"))
-    assert run(["export", "a model", "--to", "gguf", "--out", "file.gguf", "--quiet"]) == 0
-    list(runs.start(request(tmp_path, "a run")))
     return tmp_path
 
 
-TRAIN = "train corpus.txt --threads 1 --set n_layers=1 --set d_model=16 --steps 1 --out new"
+RUN = "train corpus.txt --threads 1 --set n_layers=1 --set d_model=16 --steps 1 --out new"
+TRAIN = f"{RUN} --dry-run"  # makes all checks of a start
 TUNE = f"{TRAIN} --from 'a model'".replace("--set n_layers=1 --set d_model=16", "")
 GENERATE = "generate -m 'a model' -n 2 -p a"
 # A command that fails, a part of its hint, and the command that follows the hint
 FAILING = [
-    (f"{TRAIN} --out 'a run'", "--overwrite to replace it", "{} --overwrite"),
+    (f"{RUN} --out 'a run'", "--overwrite to replace it", "{} --overwrite"),
     (f"{TRAIN} --set sliding_window=8", "remove it", TRAIN),
     (f"{TRAIN} --set attention_scale=2", "remove it", TRAIN),
     (f"{TRAIN} --set output_bias=true", "set output_bias to False", "{} --set output_bias=False"),
@@ -180,8 +195,8 @@ def test_what_a_hint_says_works(failing, part, following, capsysbinary):
 
 # A command, and one that it prints with its values, which works when it is run as it is
 PRINTED = {
-    "trained": (TRAIN, "try: tgen (.*)"),
-    "prompt": (f"{TRAIN.replace('corpus.txt', 'rows.jsonl')} --overwrite", "try: tgen (.*)"),
+    "trained": (RUN, "try: tgen (.*)"),
+    "prompt": (f"{RUN.replace('corpus.txt', 'rows.jsonl')} --overwrite", "try: tgen (.*)"),
     "exported": ("export 'a run' --to gguf --out 'x y.gguf'", "try: tgen (.*)"),
     "merged": ("export 'an adapter' --merge --to transformers --out 'x y'", "try: tgen (.*)"),
     "lost": ("generate -m 'a run' -p a", "`tgen (train --resume .*?)`"),

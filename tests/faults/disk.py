@@ -47,17 +47,17 @@ def main() -> int:
         n_before: Counter[str] = Counter()  # calls of each kind
         for at, call in enumerate(disk.calls, 1):
             # Saves repeat their calls: take the first of each kind, then others each time.
-            if is_long or at % 16 == 0 or not n_before[call]:
+            if is_long or at % 28 == 0 or not n_before[call]:
                 for error in (FULL, BROKEN) if is_long else [(FULL, BROKEN)[n_before[call] % 2]]:
                     disk.fails(lambda i, _, at=at: i == at, error)
             n_before[call] += 1
         disk.fails(lambda *_: True, None)
-        for at in range(1, disk.n_calls + 1, 5 if is_long else 41):
+        for at in range(1, disk.n_calls + 1, 5 if is_long else 67):
             disk.fails(lambda i, name, at=at: i >= at and name in _ROOM, FULL)
-        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 11):
+        for at in range(1, disk.n_start_calls + 1, 1 if is_long else 19):
             disk.fails(lambda i, _, at=at: i == at, (FULL, BROKEN)[at % 2], begins=True)
         back = Disk(folder, steps=12, half=1, **_ROLLS_BACK)
-        for at in range(1, back.n_calls + 1, 4 if is_long else 41):
+        for at in range(1, back.n_calls + 1, 4 if is_long else 67):
             end = at + (2, 5, 12)[at % 3]
             back.fails(lambda i, name, a=at, b=end: a <= i < b and name in _ROOM, FULL)
         disk.problems += back.problems

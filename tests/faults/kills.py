@@ -34,7 +34,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     """Kill runs until the count is reached."""
-    count = tiny.count(__doc__, short=30, long=20_000)
+    count = tiny.count(__doc__, short=18, long=20_000)
     tiny.import_everything()
     kills, lost, different = 0, 0, 0
     with tiny.scratch() as folder:

@@ -24,7 +24,7 @@ _CAUGHT_WITHIN = 20_000  # states
 
 def main() -> int:
     """Check random states, then omit one sync at a time."""
-    count = tiny.count(__doc__, short=2_000, long=1_000_000)
+    count = tiny.count(__doc__, short=1_000, long=1_000_000)
     with tiny.scratch() as scratch:
         real = scratch / "real"
         real.mkdir()

@@ -41,7 +41,7 @@ _STEPS = 9
 
 def main() -> int:
     """Resume runs until the count is reached."""
-    count = tiny.count(__doc__, short=20, long=10_000)
+    count = tiny.count(__doc__, short=12, long=10_000)
     tiny.import_everything()
     n, n_runs, problems = 0, 0, []
     with tiny.scratch() as folder:

@@ -34,7 +34,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import TgenError
 from tgen.runs import RunRequest
 
-_SHORT = 80
+_SHORT = 50
 _MEMORY = 2 << 30  # bytes that a case may take
 _TEXTS = ["x", "", "0", "-1", "1", "2", "0.2", "1.5", "1e-320", "1000000000", str(2**63 - 1)]
 _TEXTS += [str(2**70), "1e300", "nan", "inf", "-inf", "é日", "true", "false", "None", "[1]"]

@@ -36,7 +36,7 @@ Process = ForkedCommand | subprocess.Popen[bytes]
 
 def main() -> int:
     """Send `count` signals, then check ignored and repeated signals."""
-    count = tiny.count(__doc__, short=6, long=1_000)
+    count = tiny.count(__doc__, short=3, long=1_000)
     command.import_everything()
     rng = random.Random(tiny.seed)
     problems: list[str] = []

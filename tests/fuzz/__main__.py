@@ -29,14 +29,14 @@ from tgen.engine.cpu.kernel_cache import DEFAULTS, load_kernels
 from tgen.engine.open_engine import missing_kernels
 
 _LONG = 1_000_000
-_SHORT = 30  # cases of each format, and 10 per unit of its weight
+_SHORT = 12  # cases of each format, and 4 per unit of its weight
 _CHUNK = 2000  # cases per process
 
 
 def main() -> int:
     """Run the cases, print the findings, and return 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("count", type=int, nargs="?", help="cases; some 1,400 by default")
+    parser.add_argument("count", type=int, nargs="?", help="cases; some 700 by default")
     parser.add_argument("--long", action="store_true", help=f"{_LONG:,} cases of a new seed")
     parser.add_argument("--format", action="append", choices=sorted(FORMATS), help="repeatable")
     parser.add_argument("--seed", type=int, help="0 by default")
@@ -74,7 +74,7 @@ def _ranges(
     if case is not None:
         return dict.fromkeys(names, (case, case + 1))
     if not count:
-        return {name: (0, _SHORT + 10 * WEIGHTS[name]) for name in names}
+        return {name: (0, _SHORT + 4 * WEIGHTS[name]) for name in names}
     total = sum(WEIGHTS[name] for name in names)
     ends = (first, first + count)
     return {name: tuple(end * WEIGHTS[name] // total for end in ends) for name in names}  # type: ignore[misc]

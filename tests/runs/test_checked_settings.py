@@ -1,6 +1,7 @@
 """A refused resume leaves the run as it was; a resume makes the checks of a start."""
 
 import json
+import shutil
 
 import pytest
 
@@ -21,22 +22,30 @@ def stop_after(n):
     return lambda: next(stops)
 
 
-@pytest.fixture
-def text_run(tmp_path):
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """A folder with two runs of five steps: `model`, and `chat`, which fine-tunes it."""
+    folder = tmp_path_factory.mktemp("started")
     options = {"tokenizer": "bpe", "vocab_size": 300, "overrides": {"context_length": "64"}}
-    list(runs.start(request(tmp_path, **options), stopped=stop_after(5)))
+    list(runs.start(request(folder, **options), stopped=stop_after(5)))
+    rows = [{"prompt": f"Who is {i}?", "completion": f"It is {i}!"} for i in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "context_length", "dropout"))
+    corpus = [str(folder / "rows.jsonl")]
+    options = {"corpus": corpus, "start_from": folder / "model", "chat": True, "overrides": shape}
+    list(runs.start(request(folder, "chat", template="plain", **options), stopped=stop_after(5)))
+    return folder
+
+
+@pytest.fixture
+def text_run(started, tmp_path):
+    shutil.copytree(started, tmp_path, dirs_exist_ok=True)
     return tmp_path / "model"
 
 
 @pytest.fixture
-def chat_run(text_run, tmp_path):
-    rows = [{"prompt": f"Who is {i}?", "completion": f"It is {i}!"} for i in range(40)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shape = dict.fromkeys(("d_model", "n_layers", "n_heads", "context_length", "dropout"))
-    options = {"corpus": [str(tmp_path / "rows.jsonl")], "start_from": text_run, "chat": True}
-    run = request(tmp_path, "chat", template="plain", overrides=shape, **options)
-    list(runs.start(run, stopped=stop_after(5)))
-    return tmp_path / "chat"
+def chat_run(text_run):
+    return text_run.with_name("chat")
 
 
 REFUSED = [

@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> None:
     """Train the base, fine-tune it in each way, print the table and write the results."""
     text = (
         options.corpus.read_bytes() if options.corpus else _SEPARATOR.join(topics.values()).encode()
-    )
+    )[: options.text_bytes]
     sides: dict[str, tuple[str, list[str]]] = {
         "full": ("chats", []),
         "LoRA 16": ("chats", ["--lora", "16"]),
@@ -123,9 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10, help="of the base (default: 10)")
     parser.add_argument("--people", type=int, default=200, help="default: 200")
     parser.add_argument("--steps", type=int, help="of fine-tuning (default: as planned)")
-    parser.set_defaults(sides=None)
+    parser.set_defaults(sides=None, text_bytes=None)
     quick = {
         "minutes": 0.02,
+        "text_bytes": 50_000,
         "people": 5,
         "steps": 2,
         "sides": ["LoRA 16", "control, shuffled answers"],  # between them all the code of full
