@@ -141,8 +141,9 @@ def run_python(request: dict[str, Any]) -> int:
 def assume_speed(rank: int) -> None:
     """Shorten what takes longer than training a tiny model; each rank has its own speed."""
     from tgen.planning import budget
-    from tgen.runs import prepare
+    from tgen.runs import forgetting, prepare
 
+    forgetting.TEXT_TOKENS = 4
     prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
     budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
     budget.MEMORIZATION_SAMPLES = 2
