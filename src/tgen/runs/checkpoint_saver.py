@@ -1,7 +1,7 @@
 """Save the model, the log and the training state, and retry failed saves later.
 
-A save first removes states that a rollback discarded, then writes the model, the log and the state.
-A run that is killed in between repeats a step; no state is ahead of its log.
+A save first removes states that a rollback discarded, then writes the model, its card, the log and
+the state. A run that is killed in between repeats a step; no state is ahead of its log.
 """
 
 import shlex
@@ -41,6 +41,7 @@ class CheckpointSaver:
         self.is_new = False  # the next model is the first of the run
         self._model: SaveModel | None = None  # waits to be saved
         self._model_bytes = 0
+        self.save_card: Callable[[], None] | None = None  # waits, too
         self._last_step: int | None = None  # the next save removes later states
         self._n_failures = 0  # since the last success
         self._reason = ""  # of the last failure
@@ -113,6 +114,9 @@ class CheckpointSaver:
             self._model(is_new=self.is_new)
         self.is_new = self.is_new and self._model is None
         self._model, self._model_bytes = None, 0
+        if self.save_card is not None:
+            self.save_card()
+        self.save_card = None
         self.log.flush()
         run_state.save_state(
             self.out,

@@ -157,7 +157,7 @@ class Trainer:
                         yield [final_report], None
                     else:
                         final.append(final_report)
-                self._save_card(final)
+                self.saver.save_card = self._card(final)
                 yield final, partial(self._save_final, state, model=False)
                 return
             is_due = evaluation_is_due(progress, config)
@@ -182,15 +182,13 @@ class Trainer:
                     has_model = distributed.broadcast(is_model_directory(self.out))
                     model = not self.has_val or not has_model  # save an early model if none exists
                     save = partial(self._save_final, state, model=model)
-                self._save_card([done])
+                self.saver.save_card = self._card([done])
                 yield [replace(done, out=str(self.out))], save
                 return
 
-    def _save_card(self, reports: list[RunReport]) -> None:
-        """Write the model card; on a full disk, the save after it raises or retries."""
-        with suppress(OSError, TgenError):
-            if distributed.is_rank_zero() and is_model_directory(self.out):
-                save_card(self.out, self.prepared.record, reports)
+    def _card(self, reports: list[RunReport]) -> Callable[[], None]:
+        """Return how to write the model card with these results."""
+        return partial(save_card, self.out, self.prepared.record, reports)
 
     def _phase(self, name: str) -> list[RunReport]:
         """Return the report of a phase between steps if such phases are long."""
