@@ -50,7 +50,7 @@ def pytest_collection() -> None:
     import torch
 
     torch.set_num_threads(1)  # OpenMP's threads would be missing in forked processes
-    hypothesis.settings.register_profile("fixed", derandomize=True)
+    hypothesis.settings.register_profile("fixed", derandomize=True, max_examples=50)
     hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
     # Other examples every time: see scripts/faults.
     fresh = os.environ.get("TGEN_FRESH_EXAMPLES")

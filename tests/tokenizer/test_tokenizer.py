@@ -37,14 +37,14 @@ any_bytes = st.one_of(
 
 
 @given(any_bytes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_survive_encoding(data):
     for tokenizer in KINDS:
         assert tokenizer.decode(tokenizer.encode(data)) == data
 
 
 @given(any_bytes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_streamed_text_equals_decoded_text_in_whole_characters(data):
     for tokenizer in KINDS:
         stream = TextStream()
@@ -59,7 +59,7 @@ def test_streamed_text_equals_decoded_text_in_whole_characters(data):
 
 
 @given(st.binary(), st.lists(st.integers(0, 40)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_stream_loses_no_bytes_wherever_they_are_cut(data, cuts):
     stream, out, start = TextStream(), b"", 0
     for size in cuts:

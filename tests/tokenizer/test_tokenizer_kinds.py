@@ -137,7 +137,8 @@ def test_ids_of_rarer_kinds_equal_those_of_the_library_in_cut_texts_too(name, mo
 
 @pytest.mark.parametrize("pattern", sorted(patterns.COVERING))
 def test_removing_what_does_not_match_removes_nothing(pattern):
-    characters = [chr(i) for i in range(0x20000) if not 0xD800 <= i < 0xE000]
+    codes = [*range(0x3000), *range(0x3000, 0xD800, 5), *range(0xE000, 0x20000, 5)]
+    characters = list(map(chr, codes))
     split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     for text in ("".join(characters), " ".join(characters), "a".join(characters)):
         assert "".join(piece for piece, _ in split.pre_tokenize_str(text)) == text
