@@ -149,6 +149,51 @@ def test_other_attention_factor_is_refused(tokenizer, tmp_path, monkeypatch):
         model_dir.load(tmp_path / "m.gguf")
 
 
+def load_with_field(tokenizer, folder, family, key, value, **settings):
+    """Load a file with one more field of the architecture."""
+    model = make_model(family, vocab_size=tokenizer.vocab_size, **settings)
+    to_fields = config_fields.to_fields
+    with pytest.MonkeyPatch.context() as patch:
+        field = {f"{ARCHITECTURES[family].name}.{key}": value}
+        patch.setattr(config_fields, "to_fields", lambda config: to_fields(config) | field)
+        export(model, tokenizer, folder / "m.gguf")
+    return model_dir.load(folder / "m.gguf").config
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("olmo", "attention.clamp_kqv", 8.0),
+        ("gemma", "final_logit_softcapping", 30.0),
+        ("hunyuan", "rope.scaling.alpha", 1000.0),
+        ("qwen3", "attention.causal", False),
+        ("exaone4", "rope.freq_base_swa", 500.0),
+    ],
+)
+def test_field_that_changes_the_numbers_is_refused(family, key, value, tokenizer, tmp_path):
+    settings = {"sliding_window": None, "sliding_layers": None} if family == "exaone4" else {}
+    with pytest.raises(ModelError, match=f"m.gguf: it has {key}={value}"):
+        load_with_field(tokenizer, tmp_path, family, key, value, **settings)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sliding"),
+    [
+        (2, (True, False, True, False, True)),
+        ([True, False, False, True, True], (True, False, False, True, True)),
+    ],
+)
+def test_pattern_of_windows_is_read(pattern, sliding, tokenizer, tmp_path):
+    key = "attention.sliding_window_pattern"
+    config = load_with_field(tokenizer, tmp_path, "olmo3", key, pattern, **OLMO3)
+    assert config.sliding_layers == sliding
+
+
+def test_theta_of_layers_with_a_window_is_read(tokenizer, tmp_path):
+    config = load_with_field(tokenizer, tmp_path, "olmo3", "rope.freq_base_swa", 500.0, **OLMO3)
+    assert config.local_rope_theta == 500.0
+
+
 @pytest.mark.parametrize("family", ["phi3", "mistral", "starcoder2"])
 def test_window_that_llama_cpp_ignores_is_a_warning(family):
     config = make_model(family, sliding_window=20).config

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.transformers_models import GROUPED, VARIANTS, YARN, make_config
+from support.transformers_models import GROUPED, MORE_VARIANTS, VARIANTS, YARN, make_config
 from tgen.checkpoint.hf.config import from_json, to_json
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError
@@ -76,7 +76,7 @@ def in_older_spelling(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["5", "4"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | MORE_VARIANTS)
 def test_missing_and_null_keys_are_what_transformers_fills_in(variant, older, tmp_path):
     values = write(variant, tmp_path)
     expected = from_json(values)
@@ -272,7 +272,8 @@ REFUSED = {
     "clipped queries": ("olmo", {"clip_qkv": 8.0}, r"clip_qkv=8\.0"),
     "command-r-plus": ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
     "other activation": ("arcee", {"hidden_act": "relu"}, "activation.*to relu2"),
-    "zero logit scale": ("cohere", {"logit_scale": 0}, "invalid value"),
+    "zero logit scale": ("cohere", {"logit_scale": 0}, "logit_scale=0.0; .* a number > 0"),
+    "negative logit scale": ("cohere2", {"logit_scale": -1}, "logit_scale=-1.0; .* > 0"),
     "too large": ("llama", {"vocab_size": 2**31}, "an integer from 1 to 2,147,483,647"),
     "division by zero": ("llama", {"rope_scaling": YARN | SINGULAR}, "invalid value"),
     "theta without a logarithm": ("llama", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta"),

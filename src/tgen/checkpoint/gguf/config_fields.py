@@ -4,6 +4,7 @@ Llama 3's RoPE scaling is a tensor of frequency divisors in GGUF, from which it 
 """
 
 import math
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,15 @@ _SCALES = {  # Granite's
     "logit_scale": "logits_divisor",
 }
 _GEMMA_PATTERN = 6  # every sixth layer of a gemma3 sees the whole context, unless a field differs
+_PATTERN, _LOCAL_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
+# Fields that change what a model computes -> the only value that is supported.
+_SUPPORTED = {
+    "attention.clamp_kqv": 0,
+    "attn_logit_softcapping": 0,
+    "final_logit_softcapping": 0,
+    "rope.scaling.alpha": 0,
+    "attention.causal": True,
+}
 
 
 def compute_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Floats:
@@ -130,8 +140,8 @@ def to_fields(config: ModelConfig) -> dict[str, Any]:
         case "cohere" | "cohere2":
             fields["logit_scale"] = 1 / config.logits_divisor
         case "gemma3":
-            fields["rope.freq_base_swa"] = config.local_rope_theta
-            fields["attention.sliding_window_pattern"] = window_pattern(config)
+            fields[_LOCAL_THETA] = config.local_rope_theta
+            fields[_PATTERN] = window_pattern(config)
         case "granite":
             fields |= {key: float(_scale(config, name)) for key, name in _SCALES.items()}
     fields |= _scaling_fields(config)
@@ -185,6 +195,8 @@ def read_config(header: Header) -> ModelConfig:
     own = {key.removeprefix(prefix): v for key, v in fields.items() if key.startswith(prefix)}
     if own.get("expert_count", 0) != 0:
         raise ModelError(f"it has {own['expert_count']!r} experts"[:200], _UNSUPPORTED)
+    for key, value in _SUPPORTED.items():
+        _require(own, key, value)
     if "token_embd.weight" not in entries:
         raise ModelError("token_embd.weight is missing", "download the file again: it is damaged")
     values = _read_shape(own) | {
@@ -203,6 +215,8 @@ def read_config(header: Header) -> ModelConfig:
     values["norm_eps"] = _number(own, f"attention.layer_norm{rms}_epsilon")
     if implied["position"] == "rotary":
         values |= _read_rope(header, own, values)
+    if implied["position"] == "rotary" and family not in ("gemma3", "olmo3"):
+        _require(own, _LOCAL_THETA, own.get("rope.freq_base", 10_000.0))
     values |= _read_family(family, own, values)
     if family == "stablelm":
         values["norm_placement"] = "pre" if "blk.0.ffn_norm.weight" in entries else "shared"
@@ -285,26 +299,26 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
         case "cohere":
             return {"logits_divisor": 1 / _number(own, "logit_scale")}
         case "olmo3":
-            return {"local_rope_theta": shape["rope_theta"]} | _windows(WINDOW_STEP, layers)
+            local = _number(own, _LOCAL_THETA, shape["rope_theta"])
+            return {"local_rope_theta": local} | _windows(own, WINDOW_STEP, layers)
         case "cohere2":
-            windows = _windows(WINDOW_STEP, layers)
+            windows = _windows(own, WINDOW_STEP, layers)
             divisor = {"logits_divisor": 1 / _number(own, "logit_scale")}
             return divisor | windows | {"rope_layers": windows["sliding_layers"]}
         case "exaone4":
-            windows = _windows(exaone_step(len(layers)), layers)
+            windows = _windows(own, exaone_step(len(layers)), layers)
             if not any(windows["sliding_layers"] or ()):
                 return {"sliding_window": None}
             return windows | {"rope_layers": windows["sliding_layers"]}
         case "gemma3":
-            n = _integer(own, "attention.sliding_window_pattern", _GEMMA_PATTERN)
             names = ("d_model", "n_heads", "head_dim")
             return {
                 "embedding_scale": math.sqrt(shape["d_model"]),
                 "attention_scale": gemma_scale(
                     len(layers), **{name: shape[name] for name in names}
                 ),
-                "local_rope_theta": _number(own, "rope.freq_base_swa", 10_000.0),
-            } | _windows(n, layers)
+                "local_rope_theta": _number(own, _LOCAL_THETA, 10_000.0),
+            } | _windows(own, _GEMMA_PATTERN, layers)
         case "smollm3":
             rotates = tuple((layer + 1) % NOPE_STEP != 0 for layer in layers)
             return {"rope_layers": None if all(rotates) else rotates}
@@ -314,10 +328,21 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
     return {}
 
 
-def _windows(n: int, layers: range) -> dict[str, Any]:
-    """Return which layers have the window if every n-th has none."""
-    sliding = tuple((layer + 1) % n != 0 for layer in layers)
+def _windows(own: Mapping[str, Any], n: int, layers: range) -> dict[str, Any]:
+    """Return which layers have the window: those of a list in the file, or all but every n-th,
+    where a number in the file replaces n."""
+    if isinstance(listed := own.get(_PATTERN), array):
+        sliding = tuple(value != 0 for value in listed)
+    else:
+        n = _integer(own, _PATTERN, n)
+        sliding = tuple((layer + 1) % n != 0 for layer in layers)
     return {"sliding_layers": None if all(sliding) else sliding}
+
+
+def _require(own: Mapping[str, Any], key: str, supported: float | bool) -> None:
+    """Raise ModelError if a field has another value than the only one that is supported."""
+    if own.get(key, supported) != supported:
+        raise ModelError(f"it has {key}={own[key]!r}"[:200], _UNSUPPORTED)
 
 
 def _rope_scaling(
@@ -327,8 +352,7 @@ def _rope_scaling(
     if tensor_names.SHORT_FACTORS in entries and tensor_names.LONG_FACTORS in entries:
         return _longrope(header, own, n_rotated)
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
-        if own.get(key, 1.0) != 1.0:
-            raise ModelError(f"it has {key}={own[key]!r}"[:200], _UNSUPPORTED)
+        _require(own, key, 1.0)
     kind = own.get("rope.scaling.type", "linear")
     # the second key is the older one
     key = "rope.scaling.factor" if "rope.scaling.factor" in own else "rope.scale_linear"

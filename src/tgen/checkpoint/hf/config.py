@@ -217,7 +217,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     if family == "stablelm":
         read["norm_placement"] = "shared" if values.boolean("use_parallel_residual") else "pre"
     if family in ("cohere", "cohere2"):
-        read["logits_divisor"] = 1 / values.number("logit_scale")
+        read["logits_divisor"] = 1 / values.positive("logit_scale")
     if family == "gpt_bigcode" and values.boolean("multi_query"):
         read["n_kv_heads"] = 1
     if family == "opt":
@@ -225,12 +225,7 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     if family == "gptj" and (n := values.integer("rotary_dim")) != read["head_dim"]:
         read["rotary_dim"] = n
     if family == "gemma3":
-        scalar = values.number(_QUERY_SCALAR)
-        if scalar <= 0:
-            raise ModelError(
-                f"config.json has {_QUERY_SCALAR}={scalar}", f"set {_QUERY_SCALAR} to a number > 0"
-            )
-        read["attention_scale"] = scalar**-0.5
+        read["attention_scale"] = values.positive(_QUERY_SCALAR) ** -0.5
     if family in SCALED_EMBEDDINGS:
         read["embedding_scale"] = d_model**0.5
     if FAMILIES[family]["position"] == "rotary":

@@ -49,6 +49,12 @@ class ConfigValues:
         """Return a finite number; raises ModelError for other values."""
         return require_number(self.get(key), key)
 
+    def positive(self, key: str) -> float:
+        """Return a finite number above 0; raises ModelError for other values."""
+        if (value := self.number(key)) <= 0:
+            raise ModelError(f"config.json has {key}={value}", f"set {key} to a number > 0")
+        return value
+
     def integer(self, key: str, *, null: int | None = None) -> int:
         """Return a positive integer, for null `null`; raises ModelError for other values."""
         value = self.get(key)
