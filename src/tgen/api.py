@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf.families import full_name, head_name, to_hf_arrays
+from tgen.checkpoint.hf.tensor_names import full_name, head_name, to_hf_arrays
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import (
     DEFAULT_BATCH_SIZE,

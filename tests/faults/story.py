@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.lora import merging
@@ -207,11 +207,11 @@ def _weights(number: int) -> Arrays:
     rng = np.random.default_rng(number)
     shapes = [
         (name, shape)
-        for row in families.tensor_mappings(_config(number))
+        for row in tensor_names.tensor_mappings(_config(number))
         for name, shape in zip(row.theirs, row.shapes, strict=True)
     ]
     theirs = {name: rng.random(shape, np.float32) for name, shape in shapes}
-    return families.from_hf_arrays(_config(number), theirs)
+    return tensor_names.from_hf_arrays(_config(number), theirs)
 
 
 @cache

@@ -7,7 +7,7 @@ import numpy as np
 
 from support.models import EQUAL_HEADS
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf.families import from_hf_arrays, tensor_mappings
+from tgen.checkpoint.hf.tensor_names import from_hf_arrays, tensor_mappings
 from tgen.checkpoint.model_lookup import find_model
 from tgen.config import EngineOptions, ModelConfig, SamplingConfig
 from tgen.loaded_model import LoadedModel, open_model

@@ -138,10 +138,10 @@ def test_resuming_refuses_a_changed_base(tmp_path, base):
     bundle = merging.load(base)
     arrays = {name: np.array(array) for name, array in bundle.arrays.items()}
     arrays["token_embedding.weight"][0, 0] ^= 1
-    from tgen.checkpoint.hf import families
+    from tgen.checkpoint.hf import tensor_names
     from tgen.checkpoint.safetensors_file import serialize_in_parts
 
-    parts = serialize_in_parts(families.to_hf_arrays(bundle.config, arrays), uint16="BF16")
+    parts = serialize_in_parts(tensor_names.to_hf_arrays(bundle.config, arrays), uint16="BF16")
     (base / "model.safetensors").write_bytes(b"".join(parts))
     with pytest.raises(TrainingError, match="of this run has changed"):
         list(resume(tmp_path / "tuned", threads=1))

@@ -15,7 +15,7 @@ from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.quantized_matrix import require_package
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
@@ -120,7 +120,7 @@ def export_transformers(
     A larger tensor gets its own shard. Raises ModelError for values too large for the type.
     """
     dtype = DTYPES[stored]
-    arrays = families.to_hf_arrays(bundle.config, bundle.arrays)
+    arrays = tensor_names.to_hf_arrays(bundle.config, bundle.arrays)
     shards = _assign_shards(arrays, _ITEM_BYTES[dtype], max_shard_bytes)
     target = out.resolve()
     files.make_folder(target.parent)

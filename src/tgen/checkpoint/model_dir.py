@@ -24,8 +24,8 @@ from tgen.checkpoint import model_card, safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
-from tgen.checkpoint.hf import families, generation_config, tokenizer_config
-from tgen.checkpoint.hf.tensor_spelling import plain_names
+from tgen.checkpoint.hf import generation_config, tensor_names, tokenizer_config
+from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
 from tgen.checkpoint.stored_models import (
@@ -185,7 +185,7 @@ def serialize_weights(
 ) -> list[bytes | memoryview]:
     """Return the content of model.safetensors in blocks, which share the arrays' memory if they
     have this dtype already; None: as they are. Raises ModelError for values too large for it."""
-    stored = families.to_hf_arrays(config, arrays)
+    stored = tensor_names.to_hf_arrays(config, arrays)
     if dtype is not None:
         stored = {name: cast(name, array, dtype) for name, array in stored.items()}
     return safetensors_file.serialize_in_parts(stored, uint16="BF16")
@@ -467,14 +467,14 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
     """Return the config and all arrays by tgen's names; every shape is checked before the first
     read. As in transformers 5, a head in the file wins over a config that ties it."""
     config, headers, names = _find_tensors(path, config)
-    head = families.head_name(config)
+    head = tensor_names.head_name(config)
     entries = [entry for header in headers.values() for entry in header.values()]
     check_ram(sum(e.end - e.start for e in entries), f"loading {str(path)!r}")
     stored: dict[str, NDArray[Any]] = {}
     for file, header in headers.items():
         stored |= safetensors_file.read_arrays(file, header, rename=names.__getitem__)
     safetensors_file.check_finite(path, stored)
-    embedding = families.tensor_mappings(config)[0].theirs[0]
+    embedding = tensor_names.tensor_mappings(config)[0].theirs[0]
     if config.tied_embeddings and head in stored:
         if np.array_equal(stored[head], stored[embedding]):
             del stored[head]
@@ -483,7 +483,7 @@ def _read_weights(path: Path, config: ModelConfig) -> tuple[ModelConfig, dict[st
     for name, array in stored.items():
         if array.dtype == np.float64:
             stored[name] = array.astype(np.float32)
-    return config, families.from_hf_arrays(config, stored)
+    return config, tensor_names.from_hf_arrays(config, stored)
 
 
 def _find_tensors(
@@ -493,23 +493,23 @@ def _find_tensors(
     is checked."""
     headers = {path / shard: _read_header(path / shard) for shard in _shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
-    plain = plain_names(stored_shapes)
-    in_family, lacks_prefix = families.names_in_file(config, plain.values())
+    plain = tensor_names.plain_names(stored_shapes)
+    in_family, lacks_prefix = tensor_names.names_in_file(config, plain.values())
     names = {name: in_family[usual] for name, usual in plain.items()}
     if len({*names.values()}) < len(names):
         twice = Counter(names.values()).most_common(1)[0][0]
         raise ModelError(f"{str(path)!r} has several tensors {twice[:200]}", _OTHER_COPY)
     shapes = {name: stored_shapes[stored] for stored, name in names.items()}
-    head = families.head_name(config)
+    head = tensor_names.head_name(config)
     if not config.tied_embeddings and head not in shapes:
         if lacks_prefix or _is_headless(path):
             raise ModelError(
                 f"{str(path)!r} has no LM head: only the model below it was saved",
-                f"save the whole {families.FAMILY_LAYOUTS[config.family].model_class}",
+                f"save the whole {FAMILY_LAYOUTS[config.family].model_class}",
             )
         config = replace(config, tied_embeddings=True)
-    families.check_shapes(config, shapes)
-    used = {name for mapping in families.tensor_mappings(config) for name in mapping.theirs} | {
+    tensor_names.check_shapes(config, shapes)
+    used = {name for mapping in tensor_names.tensor_mappings(config) for name in mapping.theirs} | {
         head
     }
     headers = {
@@ -537,7 +537,7 @@ def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
     counts: Counter[str] = Counter()
     for header in headers.values():
         for name, entry in header.items():
-            if not config.tied_embeddings or names[name] != families.head_name(config):
+            if not config.tied_embeddings or names[name] != tensor_names.head_name(config):
                 counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
     return config, counts
 

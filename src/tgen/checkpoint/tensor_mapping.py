@@ -1,6 +1,6 @@
 """Conversion between tensors of a file and tgen's, both stacked along the first axis.
 
-`hf.families` has the names and shapes of transformers, `gguf.tensor_names` those of llama.cpp.
+`hf.tensor_names` has the names and shapes of transformers, `gguf.tensor_names` those of llama.cpp.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

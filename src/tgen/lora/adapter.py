@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
 from tgen.checkpoint.stored_models import (
@@ -116,7 +116,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
     base = values.get("base_model_name_or_path")
     base = base if isinstance(base, str) and base else None
-    head = families.full_name(config, families.head_name(config)).removesuffix(".weight")
+    head = tensor_names.full_name(config, tensor_names.head_name(config)).removesuffix(".weight")
     try:
         more = [name for name in header if _is_extra(weights, name, sites, head)]
         safetensors_file.check_float_dtypes(weights, header)
@@ -365,7 +365,7 @@ def build_files(
     values: dict[str, Any] = {
         "base_model_name_or_path": base,
         "bias": "none",
-        "fan_in_fan_out": any(m.transposed for m in families.tensor_mappings(config)),
+        "fan_in_fan_out": any(m.transposed for m in tensor_names.tensor_mappings(config)),
         "inference_mode": True,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
@@ -520,8 +520,8 @@ def _target_modules(config: ModelConfig, pairs: Mapping[str, Pair]) -> list[str]
 def _mappings(config: ModelConfig) -> dict[str, tuple[TensorMapping, int]]:
     """Return the mapping of each matrix, and which of its tensors the matrix is."""
     return {
-        families.full_name(config, name).removesuffix(".weight"): (mapping, i)
-        for mapping in families.tensor_mappings(config)
+        tensor_names.full_name(config, name).removesuffix(".weight"): (mapping, i)
+        for mapping in tensor_names.tensor_mappings(config)
         for i, name in enumerate(mapping.theirs)
     }
 

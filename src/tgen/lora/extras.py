@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import to_float32
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 from tgen.machine.memory import check_ram
@@ -79,13 +79,13 @@ def merge(
     """
     check_ram(8 * sum(array.size for array in arrays.values()), "merging the adapter")
     floats = {name: to_float32(np.asarray(array)) for name, array in arrays.items()}
-    stored = families.to_hf_arrays(config, floats)
-    weights = {families.full_name(config, name): array for name, array in stored.items()}
-    mappings = families.tensor_mappings(config)
-    embedding = families.full_name(config, mappings[0].theirs[0])
-    head = families.full_name(config, families.head_name(config))
+    stored = tensor_names.to_hf_arrays(config, floats)
+    weights = {tensor_names.full_name(config, name): array for name, array in stored.items()}
+    mappings = tensor_names.tensor_mappings(config)
+    embedding = tensor_names.full_name(config, mappings[0].theirs[0])
+    head = tensor_names.full_name(config, tensor_names.head_name(config))
     transposed = {
-        families.full_name(config, name) for m in mappings if m.transposed for name in m.theirs
+        tensor_names.full_name(config, name) for m in mappings if m.transposed for name in m.theirs
     }
     if config.tied_embeddings:
         weights[head] = weights[embedding]
@@ -133,9 +133,9 @@ def merge(
         if len(weights[head]) != len(weights[embedding]):
             raise ModelError("the adapter's embedding and LM head have different sizes", _HINT)
     config = replace(config, vocab_size=len(weights[embedding]))
-    theirs = [name for mapping in families.tensor_mappings(config) for name in mapping.theirs]
-    named = {name: weights[families.full_name(config, name)] for name in theirs}
-    return config, families.from_hf_arrays(config, named)
+    theirs = [name for mapping in tensor_names.tensor_mappings(config) for name in mapping.theirs]
+    named = {name: weights[tensor_names.full_name(config, name)] for name in theirs}
+    return config, tensor_names.from_hf_arrays(config, named)
 
 
 def _check(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
 
@@ -94,14 +94,14 @@ def parameter_shapes(layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, t
 def adapter_layout(config: ModelConfig) -> dict[str, list[Part]]:
     """Return the parts of all matrices in the blocks that an adapter can change, by our names."""
     layout: dict[str, list[Part]] = {}
-    for mapping in families.tensor_mappings(config):
+    for mapping in tensor_names.tensor_mappings(config):
         if not mapping.ours[0].startswith("blocks.") or len(mapping.shapes[0]) != 2:
             continue
         end = 0
         spans = []
         for name, shape in zip(mapping.theirs, mapping.shapes, strict=True):
             n_out, n_in = shape[::-1] if mapping.transposed else shape
-            path = families.full_name(config, name).removesuffix(".weight")
+            path = tensor_names.full_name(config, name).removesuffix(".weight")
             spans.append((path, end, end + n_out, n_in))
             end += n_out
         start = 0

@@ -10,7 +10,7 @@ from typing import Any
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.architectures import ARCHITECTURES, shares_head
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
-from tgen.checkpoint.hf import families
+from tgen.checkpoint.hf import tensor_names as hf_names
 from tgen.checkpoint.tensor_mapping import Shape, TensorMapping, separate_halves, shapes_by_name
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
@@ -39,7 +39,7 @@ _NAMES = {
 
 def tensor_mappings(config: ModelConfig) -> Iterator[TensorMapping]:
     """Yield the mappings of all tensors of a file, but an LM head that equals the embedding."""
-    for mapping in families.tensor_mappings(config):
+    for mapping in hf_names.tensor_mappings(config):
         prefix, stem, part = _split_name(mapping.ours[-1])  # of a fused gate: up_proj
         shapes = tuple(shape[::-1] if mapping.transposed else shape for shape in mapping.shapes)
         architecture = ARCHITECTURES[config.family]
@@ -96,7 +96,7 @@ def _stack_quantized(mapping: TensorMapping, parts: list[Any]) -> Iterator[tuple
 def check_shapes(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raise ModelError with the first differences if these are not the model's tensors."""
     expected = shapes_by_name(tensor_mappings(config))
-    if differences := families.describe_differences(expected, shapes, ROPE_TENSORS):
+    if differences := hf_names.describe_differences(expected, shapes, ROPE_TENSORS):
         raise ModelError(
             f"its tensors and its fields disagree: {differences}",
             "use another model: this one is damaged or not supported",
