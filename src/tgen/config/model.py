@@ -172,12 +172,10 @@ class ModelConfig:
             require(self.d_ff == 4 * self.d_model, "d_ff", self.d_ff, "4 * d_model")
             supported = self.activation in ("relu", "gelu_tanh")
             require(supported, "activation", self.activation, "relu or gelu_tanh")
-        if self.family == "gpt_neox":
-            require(self.norm_placement in ("pre", "parallel"), "norm_placement",
-                    self.norm_placement, "pre or parallel")  # fmt: skip
-        if self.family == "stablelm":
-            require(self.norm_placement in ("pre", "shared"), "norm_placement",
-                    self.norm_placement, "pre or shared")  # fmt: skip
+        if "norm_placement" in free:
+            other = "parallel" if self.family == "gpt_neox" else "shared"
+            require(self.norm_placement in ("pre", other), "norm_placement", self.norm_placement,
+                    f"pre or {other}")  # fmt: skip
         if self.family == "gpt_bigcode":
             one_or_all = f"1 or n_heads={self.n_heads} in the {self.family} family"
             require(self.n_kv_heads in (1, self.n_heads), "n_kv_heads", self.n_kv_heads, one_or_all)

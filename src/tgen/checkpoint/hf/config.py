@@ -111,10 +111,8 @@ def to_json(
         own["n_inner"] = None if config.d_ff == 4 * config.d_model else config.d_ff
     if config.family == "granite":
         own["attention_multiplier"] = config.score_scale
-    if config.family == "gpt_neox":
-        own["use_parallel_residual"] = config.norm_placement == "parallel"
-    if config.family == "stablelm":
-        own["use_parallel_residual"] = config.norm_placement == "shared"
+    if layout.parallel:
+        own["use_parallel_residual"] = config.norm_placement == layout.parallel
     if config.family in ("cohere", "cohere2"):
         own["logit_scale"] = 1 / config.logits_divisor
     if config.family == "gptj":
@@ -211,11 +209,9 @@ def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:
     if family == "classic":
         own = json.get("tgen")
         read["position"] = own.get("position", "learned") if isinstance(own, dict) else "learned"
-    if family == "gpt_neox":
+    if layout.parallel:
         parallel = values.boolean("use_parallel_residual")
-        read["norm_placement"] = "parallel" if parallel else "pre"
-    if family == "stablelm":
-        read["norm_placement"] = "shared" if values.boolean("use_parallel_residual") else "pre"
+        read["norm_placement"] = layout.parallel if parallel else "pre"
     if family in ("cohere", "cohere2"):
         read["logits_divisor"] = 1 / values.positive("logit_scale")
     if family == "gpt_bigcode" and values.boolean("multi_query"):

@@ -82,6 +82,13 @@ _GPT2_KEYS = {
     "tie_word_embeddings": "tied_embeddings",
     "layer_norm_epsilon": "norm_eps",
 }
+_GPT2_INNER_KEYS = _GPT2_KEYS | {"n_inner": "d_ff"}
+_GRANITE_SCALES = {
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logits_divisor",
+}
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _NO_WINDOW = {"use_sliding_window": False}
 
@@ -109,6 +116,7 @@ class FamilyLayout(NamedTuple):
     rotates_neighbors: bool = False  # pairs (x_2i, x_2i+1), where tgen has (x_i, x_i+n/2)
     unused_positions: int = 0  # first rows of the position embedding that no token has
     output_bias: bool = True  # attention_bias is also that of the output projection
+    parallel: str | None = None  # the norm placement that use_parallel_residual means
 
 
 COMMON_DEFAULTS = {
@@ -147,7 +155,7 @@ FAMILY_LAYOUTS = {
         "gpt2",
         "GPT2LMHeadModel",
         _GPT2_NAMES,
-        _GPT2_KEYS | {"n_inner": "d_ff"},
+        _GPT2_INNER_KEYS,
         defaults={"tie_word_embeddings": True, "n_positions": 1024, "n_inner": None},
         constants=_NO_DROPOUT | {"scale_attn_weights": True},
         required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
@@ -158,12 +166,8 @@ FAMILY_LAYOUTS = {
         "gpt_neo",
         "GPTNeoForCausalLM",
         _GPT_NEO_NAMES,
-        {
-            **_SIZES,
-            "num_layers": "n_layers",
-            "num_heads": "n_heads",
-            "layer_norm_epsilon": "norm_eps",
-        },
+        _SIZES
+        | {"num_layers": "n_layers", "num_heads": "n_heads", "layer_norm_epsilon": "norm_eps"},
         defaults={"tie_word_embeddings": True, "intermediate_size": None, "window_size": 256},
         activation_key="activation_function",
     ),
@@ -179,6 +183,7 @@ FAMILY_LAYOUTS = {
             "use_parallel_residual": True,
         },
         interleaved_qkv=True,
+        parallel="parallel",
     ),
     "llama": FamilyLayout("llama", "LlamaForCausalLM", keys=_LLAMA_KEYS | _BIASES),
     "mistral": FamilyLayout(
@@ -202,11 +207,7 @@ FAMILY_LAYOUTS = {
         "qwen3",
         "Qwen3ForCausalLM",
         keys=_LLAMA_KEYS | _ATTENTION_BIAS,
-        defaults={
-            "head_dim": 128,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32_768,
-        },
+        defaults={"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32_768},
         constants=_NO_WINDOW,
         required=_NO_WINDOW,
     ),
@@ -266,23 +267,8 @@ FAMILY_LAYOUTS = {
     "granite": FamilyLayout(
         "granite",
         "GraniteForCausalLM",
-        keys=_LLAMA_KEYS
-        | _BIASES
-        | {
-            "embedding_multiplier": "embedding_scale",
-            "attention_multiplier": "attention_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logits_divisor",
-        },
-        defaults=dict.fromkeys(
-            (
-                "embedding_multiplier",
-                "attention_multiplier",
-                "residual_multiplier",
-                "logits_scaling",
-            ),
-            1.0,
-        ),
+        keys=_LLAMA_KEYS | _BIASES | _GRANITE_SCALES,
+        defaults=dict.fromkeys(_GRANITE_SCALES, 1.0),
     ),
     "starcoder2": FamilyLayout(
         "starcoder2",
@@ -342,7 +328,7 @@ FAMILY_LAYOUTS = {
         "gptj",
         "GPTJForCausalLM",
         _GPTJ_NAMES,
-        _GPT2_KEYS | {"n_inner": "d_ff"},
+        _GPT2_INNER_KEYS,
         defaults={"n_inner": None, "rotary_dim": 64},
         constants=_NO_DROPOUT,
         activation_key="activation_function",
@@ -368,7 +354,7 @@ FAMILY_LAYOUTS = {
         "gpt_bigcode",
         "GPTBigCodeForCausalLM",
         _GPT2_NAMES,
-        _GPT2_KEYS | {"n_inner": "d_ff"},
+        _GPT2_INNER_KEYS,
         defaults={
             "tie_word_embeddings": True,
             "n_positions": 1024,
@@ -394,6 +380,7 @@ FAMILY_LAYOUTS = {
         },
         required={"qk_layernorm": False},
         output_bias=False,
+        parallel="shared",
     ),
     "cohere": FamilyLayout(
         "cohere",
@@ -452,11 +439,7 @@ FAMILY_LAYOUTS = {
         "arcee",
         "ArceeForCausalLM",
         keys=_LLAMA_KEYS | _BIASES,
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "hidden_act": "relu2",
-        },
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "hidden_act": "relu2"},
     ),
     "seed_oss": FamilyLayout(
         "seed_oss",
