@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint import prompt_cache
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.model_dir import ModelBundle, digest, load_without_weights, stored_dtype
-from tgen.checkpoint.ngram_tables import load as load_ngrams
+from tgen.checkpoint.model_dir import (
+    ModelBundle,
+    digest,
+    load_ngrams,
+    load_without_weights,
+    stored_dtype,
+)
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest

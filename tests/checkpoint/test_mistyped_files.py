@@ -7,7 +7,7 @@ import math
 import pytest
 
 from support.models import make_model
-from tgen.checkpoint import chat_template, model_dir
+from tgen.checkpoint import chat_template, model_dir, model_files
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError
 
@@ -121,7 +121,7 @@ def test_mistyped_value_of_config_is_named(chat_model, values):
 
 @pytest.mark.parametrize("shape", [[300, 8, 1], [1] * 65, [2400]])
 def test_head_of_a_tied_model_has_the_shape_of_the_embedding(chat_model, shape):
-    file = chat_model / model_dir.WEIGHTS
+    file = chat_model / model_files.WEIGHTS
     original = file.read_bytes()
     end = 8 + int.from_bytes(original[:8], "little")
     header, n = json.loads(original[8:end]), len(original) - end

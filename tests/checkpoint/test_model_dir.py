@@ -501,23 +501,6 @@ def test_training_that_never_began_is_named(tmp_path):
     assert "was stopped before it began, start it again" in caught.value.hint
 
 
-def test_files_of_a_model_and_of_its_run_are_not_for_output(tokenizer, tmp_path):
-    folder, model = tmp_path / "m", make_model("llama", vocab_size=tokenizer.vocab_size)
-    model_dir.save(folder, model.config, tokenizer, model.to_arrays())
-    names = ["config.json", "tokenizer.json", "model.safetensors", "new.safetensors", "vocab.json"]
-    (folder / "training").mkdir()
-    (folder / "training" / "run.json").touch()
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "link.csv").symlink_to(folder / "config.json")
-    kept = [folder / name for name in [*names, "training/run.json"]]
-    for path in [*kept, tmp_path / "model.gguf", tmp_path / "link.csv"]:
-        assert model_dir.belongs_to_a_model(path)
-    (tmp_path / "results").mkdir()
-    free = [folder / "page.html", folder / "bench.json", tmp_path / "results" / "config.json"]
-    for path in [*free, tmp_path / "new.gguf", folder, Path("/dev/null")]:
-        assert not model_dir.belongs_to_a_model(path)
-
-
 def test_an_adapter_is_not_its_own_base(trained, tmp_path):
     path = save_adapter(tmp_path / "kb", trained)
     with pytest.raises(ModelError, match=r"it has no config\.json") as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tiny
 from calls import CallCounter, Killer, intercept_calls
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_files
 from tgen.checkpoint.stored_models import ADAPTER_WEIGHTS, is_adapter
 from tgen.lora import merging
 from tgen.reports.training import RollbackReport
@@ -130,7 +130,7 @@ class Scenario:
 
 
 def _weights(out: Path) -> Path:
-    return out / (ADAPTER_WEIGHTS if is_adapter(out) else model_dir.WEIGHTS)
+    return out / (ADAPTER_WEIGHTS if is_adapter(out) else model_files.WEIGHTS)
 
 
 def _run_session(request: RunRequest, killer: Killer, report_line: Any) -> None:

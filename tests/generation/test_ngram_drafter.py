@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.models import DIFFERENT_POSITIONS, TEXT, cpu_engine, make_model
-from tgen.checkpoint import ngram_tables as ngrams
-from tgen.checkpoint import safetensors_file
+from tgen.checkpoint import model_dir, safetensors_file
 from tgen.config import SamplingConfig
 from tgen.corpus import ngram_tables
 from tgen.engine.torch_engine import TorchEngine
@@ -158,7 +157,7 @@ def test_training_with_ngrams_stores_them_beside_the_weights(run_here, tmp_path)
     small = ["--set", "d_model=16", "--set", "context_length=16", "--set", "eval_every=5"]
     run = [tmp_path / "corpus.txt", "--steps", 10, *small, "--tokenizer", "char"]
     assert run_here("train", *run, "--ngrams", "--out", tmp_path / "m").returncode == 0
-    assert len(ngrams.load(tmp_path / "m", 300)["ngrams_3"]) > 10
+    assert len(model_dir.load_ngrams(tmp_path / "m", 300)["ngrams_3"]) > 10
     both = [
         run_here("generate", "--model", tmp_path / "m", "--prompt", "The", "--seed", 1, *more)
         for more in ((), ("--draft", "off"))
@@ -167,7 +166,7 @@ def test_training_with_ngrams_stores_them_beside_the_weights(run_here, tmp_path)
     assert both[0].returncode == 0
     # A new run without them removes the old tables.
     assert run_here("train", *run, "--overwrite", "--out", tmp_path / "m").returncode == 0
-    assert ngrams.load(tmp_path / "m", 300) == {}
+    assert model_dir.load_ngrams(tmp_path / "m", 300) == {}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +180,6 @@ def test_training_with_ngrams_stores_them_beside_the_weights(run_here, tmp_path)
     ],
 )
 def test_invalid_table_is_an_error(tmp_path, tables):
-    (tmp_path / ngrams.FILE_NAME).write_bytes(safetensors_file.serialize(tables))
+    (tmp_path / "ngrams.safetensors").write_bytes(safetensors_file.serialize(tables))
     with pytest.raises(ModelError, match=r"ngrams\.safetensors"):
-        ngrams.load(tmp_path, 300)
+        model_dir.load_ngrams(tmp_path, 300)

@@ -9,7 +9,7 @@ import pytest
 
 from support.runs import request
 from tgen import runs
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_files
 from tgen.config.training import TrainConfig
 from tgen.errors import TrainingError
 from tgen.reports.training import DoneReport, RollbackReport, RunReport, SavingReport
@@ -90,7 +90,7 @@ def test_best_weights_survive_a_failed_save(tmp_path, monkeypatch, refused, also
 
     def note(report: RunReport) -> None:
         if getattr(report, "best", False):
-            best[report.step] = (tmp_path / "well" / model_dir.WEIGHTS).read_bytes()
+            best[report.step] = (tmp_path / "well" / model_files.WEIGHTS).read_bytes()
 
     reports = train(tmp_path, monkeypatch, "well", meanwhile=note)
     assert [r.step for r in reports if isinstance(r, RollbackReport)] == [BEST]
@@ -103,7 +103,7 @@ def test_best_weights_survive_a_failed_save(tmp_path, monkeypatch, refused, also
     done = reports[-1]
     assert isinstance(done, DoneReport)
     assert (done.best_step, done.best_bits_per_byte) == (BEST, 5.0)
-    assert (tmp_path / "model" / model_dir.WEIGHTS).read_bytes() == best[BEST]
+    assert (tmp_path / "model" / model_files.WEIGHTS).read_bytes() == best[BEST]
 
 
 def test_damaged_best_state_is_reported_and_the_next_restored(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from support.models import make_model
 from support.runs import RUN_JSON
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.errors import LockedError, UsageError
 from tgen.runs.output_folder import lock_run
@@ -74,7 +74,7 @@ def test_directories_that_are_not_models_are_refused(model, tmp_path):
 
 
 def test_run_without_weights_and_gguf_file_are_removed(model):
-    for name in model_dir.files_of_a_model(model):
+    for name in model_files.files_of_a_model(model):
         (model / name).unlink()
     assert remove_model(model) == []
     assert not model.exists()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tgen
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_files
 from tgen.config import ModelConfig
 from tgen.tokenizer import train_bpe
 
@@ -62,4 +62,4 @@ def write_model(shape: str, path: Path, *, context_length: int = 2048) -> int:
     tokenizer = train_bpe(sources, vocab_size=min(4096, SHAPES[shape]["vocab_size"]))
     config = make_config(shape, context_length)
     model_dir.save(path, config, tokenizer, make_arrays(config))
-    return (path / model_dir.WEIGHTS).stat().st_size
+    return (path / model_files.WEIGHTS).stat().st_size

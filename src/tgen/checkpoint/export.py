@@ -17,8 +17,8 @@ from tgen.checkpoint.gguf.quantized_matrix import require_package
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object, text_part
-from tgen.checkpoint.model_dir import DESCRIPTION_FILES, WEIGHTS, ModelBundle
-from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
+from tgen.checkpoint.model_dir import ModelBundle
+from tgen.checkpoint.model_files import DESCRIPTION_FILES, NGRAMS, WEIGHTS
 from tgen.config import GgufType
 from tgen.storage import files
 from tgen.version import __version__

@@ -7,9 +7,7 @@ import gc
 import hashlib
 import json
 import math
-import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,54 +18,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import model_card, safetensors_file
+from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import generation_config, tensor_names, tokenizer_config
 from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
-from tgen.checkpoint.ngram_tables import FILE_NAME as NGRAMS
-from tgen.checkpoint.stored_models import (
-    ADAPTER_CONFIG,
-    ADAPTER_FILES,
-    ADAPTER_TORCH_WEIGHTS,
-    ADAPTER_WEIGHTS,
-    gguf_parts,
-    is_adapter,
+from tgen.checkpoint.model_files import (
+    NGRAMS,
+    WEIGHTS,
+    adapter_files,
+    files_of_a_model,
+    missing_hint,
+    model_files,
+    shards,
+    stamp_files,
 )
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
-WEIGHTS = "model.safetensors"
-NEEDED_FILES = ("config.json", "tokenizer.json", WEIGHTS)  # of a model that tgen trained
-_INDEX = f"{WEIGHTS}.index.json"
-_TORCH_WEIGHTS = "pytorch_model.bin"
 _CONFIG_LIMIT, _TOKENIZER_LIMIT = 1 << 20, 64 << 20  # bytes
-DESCRIPTION_FILES = (  # files of a model besides config.json and the weights
-    generation_config.FILE_NAME,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
-_KNOWN_FILES = {*DESCRIPTION_FILES, *ADAPTER_FILES, NGRAMS, WEIGHTS, _INDEX, "config.json"}
-_SHARD_OF_MODEL = re.compile(r"model-\d+-of-\d+\.safetensors")
 _HEADLESS = re.compile(r"(?<!LMHead)Model$")  # a class of transformers
 _MAX_READS = 3  # attempts, if the directory is replaced during each read
 _CONVERT_TOKENIZER = (
     'or convert the tokenizer: python -c "from transformers import AutoTokenizer as A; '
     'A.from_pretrained({path!r}).save_pretrained({path!r})"'
 )
+_NGRAM_COLUMNS = {"ngrams_2": 3, "ngrams_3": 4, "ngrams_4": 5}
 _OTHER_COPY = "download the model again: it is damaged"
-_SHARD = re.compile(r"^[A-Za-z0-9][\w.-]{0,200}\.(safetensors|bin)$")
 
 
 @dataclass(frozen=True)
@@ -245,65 +228,6 @@ def publish_model(
             files.publish(path / name, contents[name])
 
 
-def files_of_a_model(path: Path) -> list[str]:
-    """Return the names of the files in a directory that belong to a model; none if its
-    configuration is that of another program."""
-    mains = [path / name for name in ("config.json", ADAPTER_CONFIG)]
-    if any(not _names_a_type(main) for main in mains if os.path.lexists(main)):
-        return []
-    return [
-        file.name
-        for file in sorted(path.iterdir())
-        if (file.name in _KNOWN_FILES or _SHARD_OF_MODEL.fullmatch(file.name)) and not file.is_dir()
-    ] + [model_card.FILE_NAME] * model_card.is_unedited(path)
-
-
-def _names_a_type(config: Path) -> bool:
-    """Whether a file is the configuration of a model or an adapter. Other programs have files of
-    these names, too."""
-    try:
-        values = hf_config.read_json_object(config)
-    except (TgenError, OSError):
-        return False
-    key = "peft_type" if config.name == ADAPTER_CONFIG else "model_type"
-    return isinstance(values.get(key), str)
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether a directory has a whole model or adapter: its configuration, which names a
-    type, and weights."""
-    names = files_of_a_model(path) if path.is_dir() else []
-    if "config.json" not in names:
-        return set(ADAPTER_FILES) <= set(names)
-    return any(name.startswith("model") and name.endswith(".safetensors") for name in names)
-
-
-def files_to_load(path: Path) -> list[str]:
-    """Return the names of the files of a model or an adapter that tgen or transformers loads;
-    none in other directories."""
-    names = [name for name in files_of_a_model(path) if name != model_card.FILE_NAME]
-    weights = is_whole(path) or any(path.glob("pytorch_model*.bin")) or any(path.glob("*.gguf"))
-    return names if weights and {"config.json", ADAPTER_CONFIG} & {*names} else []
-
-
-def belongs_to_a_model(path: Path) -> bool:
-    """Return whether a file written to `path` would replace or join the files of a model."""
-    for file in (path, path.resolve()):  # cached models consist of links
-        of_a_model = file.name in _KNOWN_FILES or file.suffix == ".safetensors"
-        has_model = (file.parent / "config.json").exists() or is_adapter(file.parent)
-        if of_a_model and has_model:
-            return True
-        if file.parent.name == "training" and (file.parent / "run.json").exists():
-            return True
-    if not path.is_file():
-        return False
-    try:
-        with files.open_regular(path) as content:
-            return content.read(4) == b"GGUF"
-    except TgenError:  # not readable
-        return False
-
-
 def load(path: Path) -> ModelBundle:
     """Load a model directory or a GGUF file; raises ModelError or TokenizerError."""
     return _load_unchanged(path)
@@ -416,9 +340,7 @@ def _load_metadata(path: Path) -> tuple[ModelConfig, Tokenizer, list[int], list[
             f"model {str(path)!r} {reason}", "name the directory that `tgen train` wrote"
         )
     if not (path / "config.json").exists():
-        raise ModelError(
-            f"{str(path)!r} is not a model: it has no config.json", _missing_hint(path)
-        )
+        raise ModelError(f"{str(path)!r} is not a model: it has no config.json", missing_hint(path))
     whole_config = hf_config.read_json_object(path / "config.json", limit=_CONFIG_LIMIT)
     json_config = hf_config.text_part(whole_config)
     config = hf_config.from_json(json_config)
@@ -457,7 +379,7 @@ def read_tokenizer(
         return Tokenizer(read(), parse_again=read, end_ids=ends, n_rows=config.vocab_size)
     hint = f"download it too, {_CONVERT_TOKENIZER.format(path=str(path))}"
     if (path / "training" / "run.json").exists():
-        hint = _missing_hint(path)
+        hint = missing_hint(path)
     elif path.name.startswith("checkpoint-") and (path.parent / "tokenizer.json").exists():
         hint = f"copy it from {path.parent}"
     raise ModelError(f"{str(path)!r} has no tokenizer.json", hint)
@@ -491,7 +413,7 @@ def _find_tensors(
 ) -> tuple[ModelConfig, dict[Path, dict[str, safetensors_file.TensorEntry]], dict[str, str]]:
     """Return the config, the model's tensors by file, and their names in transformers; every shape
     is checked."""
-    headers = {path / shard: _read_header(path / shard) for shard in _shards(path)}
+    headers = {path / shard: _read_header(path / shard) for shard in shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
     plain = tensor_names.plain_names(stored_shapes)
     in_family, lacks_prefix = tensor_names.names_in_file(config, plain.values())
@@ -519,6 +441,26 @@ def _find_tensors(
     for file, header in headers.items():
         safetensors_file.check_float_dtypes(file, header)
     return config, headers, names
+
+
+def load_ngrams(folder: Path, vocab_size: int) -> dict[str, NDArray[Any]]:
+    """Return the tables that `corpus.ngram_tables` built; empty if the file does not exist.
+
+    Raises ModelError if they are damaged or belong to a model with another vocabulary.
+    """
+    path = folder / NGRAMS
+    if not path.exists():
+        return {}
+    hint = f"remove {path}; the model works without it"
+    header = safetensors_file.read_header(path, hint=hint)
+    for name, entry in header.items():
+        if entry.dtype not in ("U16", "U32") or entry.shape[1:] != (_NGRAM_COLUMNS.get(name),):
+            raise ModelError(f"{path}: {name!r} {entry.shape} is not an n-gram table", hint)
+    tables = safetensors_file.read_arrays(path, header)
+    for table in tables.values():
+        if table[:, :-1].max(initial=0) >= vocab_size or table[:, -1].max(initial=0) > 100:
+            raise ModelError(f"{path} does not fit a vocabulary of {vocab_size} tokens", hint)
+    return tables
 
 
 def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
@@ -567,83 +509,9 @@ def changed_error(bundle: ModelBundle) -> ModelError:
     return ModelError(message, "start again to use the new model")
 
 
-def model_files(path: Path) -> list[Path]:
-    """Return the files that determine what the model computes: config and weights."""
-    if path.is_file():
-        return [part for part in gguf_parts(path) if part.exists()]
-    return [path / name for name in ("config.json", *_shards(path))]
-
-
-def adapter_files(path: Path) -> list[Path]:
-    """Return the configuration and the weights of an adapter."""
-    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_TORCH_WEIGHTS)
-    existing = [path / name for name in names if (path / name).exists()]
-    return existing[:2]
-
-
-def stamp_files(paths: list[Path]) -> tuple[int, ...]:
-    """Numbers that change when one of the files is replaced or written to."""
-    return tuple(
-        number
-        for status in map(os.stat, paths)
-        for number in (status.st_ino, status.st_size, status.st_mtime_ns)
-    )
-
-
 def _read_header(file: Path) -> dict[str, safetensors_file.TensorEntry]:
     if file.suffix == ".safetensors":
         return safetensors_file.read_header(file)
     from tgen.checkpoint import torch_file
 
     return torch_file.read_header(file)
-
-
-def _shards(path: Path) -> list[str]:
-    names = (WEIGHTS, _INDEX, _TORCH_WEIGHTS, f"{_TORCH_WEIGHTS}.index.json")
-    name = next((name for name in names if (path / name).exists()), None)
-    if name is None:
-        raise ModelError(f"{str(path)!r} has no {WEIGHTS}", _missing_hint(path))
-    if name in (WEIGHTS, _TORCH_WEIGHTS):
-        return [name]
-    index = path / name
-    weight_map = hf_config.read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and _SHARD.match(name) for name in weight_map.values()
-    ):
-        raise ModelError(
-            f"{index} names files outside the directory or is damaged", "download it again"
-        )
-    shards = sorted(set(weight_map.values()))
-    if missing := [name for name in shards if not (path / name).exists()]:
-        raise ModelError(
-            f"{str(path)!r} lacks {', '.join(missing[:5])}", "download the missing files"
-        )
-    return shards
-
-
-def _missing_hint(path: Path) -> str:
-    if any((path / name).exists() for name in ADAPTER_FILES):
-        if (path / "config.json").exists():
-            return "this is an adapter: remove config.json, or name its base with --model BASE"
-        return "this is an adapter: name its base with --model, or remove --adapter"
-    if any(path.glob("*-of-*.safetensors")):
-        return f"download {_INDEX} too: the weights are in shards"
-    if (path / "training" / "run.json").exists():
-        return (
-            f"run `tgen train --resume --out {shlex.quote(str(path))}`: the run writes its weights "
-            "again, or the first ones; if training failed, start again with --overwrite and lower "
-            "learning rates"
-        )
-    if (path / "training" / "LOCK").exists():
-        return (
-            "wait if its training is just starting; if it was stopped before it began, start it "
-            "again with `tgen train`"
-        )
-    steps = {name[11:]: path / name for name in os.listdir(path) if name[:11] == "checkpoint-"}
-    if numbers := [step for step in steps if step.isdigit() and is_whole(steps[step])]:
-        return f"name a checkpoint in it: {steps[max(numbers, key=int)]}"
-    if others := sorted({*path.glob("*.bin"), *path.glob("*.pt*")}):
-        if not (path / "config.json").exists():
-            return "download config.json too"
-        return f"if {others[0].name} has the weights, rename it to {_TORCH_WEIGHTS}"
-    return "name the directory that `tgen train` wrote"

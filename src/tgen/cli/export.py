@@ -51,7 +51,7 @@ def _not_only_a_model(path: Path) -> str:
     """Return what a file or directory contains besides a model; empty if nothing."""
     from tgen.checkpoint import model_card
     from tgen.checkpoint.gguf.header import read_header
-    from tgen.checkpoint.model_dir import files_of_a_model, is_whole
+    from tgen.checkpoint.model_files import files_of_a_model, is_whole
     from tgen.checkpoint.stored_models import ADAPTER_FILES
 
     if path.is_dir():

@@ -344,7 +344,7 @@ def _complete_model(incomplete: str) -> list[str]:
 
 def check_output_file(flag: str, path: Path) -> None:
     """Raise UsageError if a file cannot be written to `path`, or would replace part of a model."""
-    from tgen.checkpoint.model_dir import belongs_to_a_model
+    from tgen.checkpoint.model_files import belongs_to_a_model
 
     problem = output_problem(path)
     if not problem and belongs_to_a_model(path):

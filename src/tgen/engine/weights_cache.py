@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tgen.checkpoint.gguf.header import read_header
-from tgen.checkpoint.model_dir import ModelBundle, model_files, stamp_files
+from tgen.checkpoint.model_dir import ModelBundle
+from tgen.checkpoint.model_files import model_files, stamp_files
 from tgen.config import ModelConfig, StoredAs
 from tgen.errors import TgenError
 from tgen.storage import files

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.dtypes import Dtype, cast, to_float32
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.inherited_settings import InheritedSettings
-from tgen.checkpoint.model_dir import ModelBundle, changed_error, stamp_files, stored_dtype
+from tgen.checkpoint.model_dir import ModelBundle, changed_error, stored_dtype
+from tgen.checkpoint.model_files import stamp_files
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from tgen.config import ModelConfig
 from tgen.lora import adapter as adapters
@@ -84,7 +85,7 @@ def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
     return replace(
         bundle,
         adapter=adapter,
-        stamp=bundle.stamp + stamp_files(model_dir.adapter_files(adapter)),
+        stamp=bundle.stamp + stamp_files(model_files.adapter_files(adapter)),
         end_ids=bundle.end_ids | {i for i in ends if 0 <= i < bundle.config.vocab_size},
     )
 

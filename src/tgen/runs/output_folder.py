@@ -125,7 +125,7 @@ def _sources(request: RunRequest) -> Iterator[Path]:
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
-    from tgen.checkpoint.model_dir import files_of_a_model, is_whole  # slow: tokenizers
+    from tgen.checkpoint.model_files import files_of_a_model, is_whole  # slow: tokenizers
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
@@ -157,7 +157,7 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
 def own_files(directory: Path) -> set[str]:
     """Return the names in a directory that are those of a model or a run, as a corpus skips them;
     in the `training` directory of a run, all."""
-    from tgen.checkpoint.model_dir import files_to_load  # slow: tokenizers
+    from tgen.checkpoint.model_files import files_to_load  # slow: tokenizers
 
     names, absolute = set(files_to_load(directory)), directory.absolute()
     training = saved_state.folder(directory).name

@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tgen.checkpoint.model_dir import files_of_a_model, is_whole
+from tgen.checkpoint.model_files import files_of_a_model, is_whole
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, gguf_parts
 from tgen.errors import UsageError

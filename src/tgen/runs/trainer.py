@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import distributed
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import DivergedError, TgenError, TrainingError
@@ -86,7 +86,7 @@ class Trainer:
     def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:
         """Write the model of the best step again from its state, if files of it are gone."""
         record = self.prepared.record
-        needed = model_dir.NEEDED_FILES if record.adapter is None else ADAPTER_FILES
+        needed = model_files.NEEDED_FILES if record.adapter is None else ADAPTER_FILES
         is_lost = any(not (self.out / name).exists() for name in needed)
         was_saved = self.has_val and state.progress.best_bits_per_byte is not None
         if was_saved and distributed.broadcast(is_lost):

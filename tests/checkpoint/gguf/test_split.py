@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.models import make_model
-from tgen.checkpoint import export, model_dir
+from tgen.checkpoint import export, model_dir, model_files
 from tgen.checkpoint.gguf.header import read_header
 from tgen.checkpoint.stored_models import gguf_parts
 from tgen.engine.weights_cache import _header_bytes
@@ -61,7 +61,7 @@ def test_any_part_names_the_whole_model(single, parts):
             assert np.array_equal(bundle.arrays[name][:], array[:]), name
         assert bundle.tokenizer.encode(b"What is") == expected.tokenizer.encode(b"What is")
         assert len(bundle.stamp) == 3 * len(parts)
-    assert model_dir.model_files(parts[1]) == parts == gguf_parts(parts[2])
+    assert model_files.model_files(parts[1]) == parts == gguf_parts(parts[2])
     assert all(0 < _header_bytes(part) <= part.stat().st_size for part in parts)
 
 

@@ -339,7 +339,7 @@ def _windows(own: Mapping[str, Any], n: int, layers: range) -> dict[str, Any]:
     return {"sliding_layers": None if all(sliding) else sliding}
 
 
-def _require(own: Mapping[str, Any], key: str, supported: float | bool) -> None:
+def _require(own: Mapping[str, Any], key: str, supported: object) -> None:
     """Raise ModelError if a field has another value than the only one that is supported."""
     if own.get(key, supported) != supported:
         raise ModelError(f"it has {key}={own[key]!r}"[:200], _UNSUPPORTED)
