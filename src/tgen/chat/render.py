@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tgen.checkpoint.chat_template import ChatTemplate
-from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT
+from tgen.checkpoint.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
 from tgen.machine.child import Child
 

@@ -1,13 +1,24 @@
-"""Chat templates and special tokens of model directories and GGUF files."""
+"""Chat templates and special tokens of model directories and GGUF files.
 
+A directory has them in tokenizer_config.json and the files beside it.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.hf.tokenizer_config import NO_CHAT_HINT, read_template_and_tokens
+from tgen.checkpoint.hf import generation_config
+from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.errors import ModelError, TgenError
+from tgen.storage import files
 
 _MAX_CHARACTERS = 1 << 20
+_MAX_FILE_BYTES = 32 << 20
+_SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
+NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,75 @@ def special_tokens(path: Path) -> dict[str, str]:
         return {}
 
 
+def read_end_ids(path: Path, added_tokens: Mapping[str, int]) -> list[int]:
+    """Return the ids of the end-of-text tokens that the files beside a tokenizer.json name, the
+    tokenizer's first; none without readable files."""
+    ends: list[Any] = []
+    with suppress(TgenError):
+        ends.append(added_tokens.get(_read_folder(path)[1].get("eos_token", "")))
+    ends += generation_config.read(path).end_ids or []
+    with suppress(TgenError):
+        named = text_part(_read_json(path / "config.json")).get("eos_token_id")
+        ends += named if isinstance(named, list) else [named]
+    return [i for i in ends if type(i) is int]
+
+
+def bos_flag(path: Path) -> bool | None:
+    """Return `add_bos_token` of a model directory where transformers 4.57 obeys it; else None.
+
+    Other classes and version 5 do what tokenizer.json says, as tgen does.
+    """
+    try:
+        config = _read_json(path / "tokenizer_config.json")
+    except ModelError:
+        return None
+    obeyed = str(config.get("tokenizer_class")).startswith(_OBEY_BOS_FLAG)
+    flag = config.get("add_bos_token")
+    return flag if obeyed and isinstance(flag, bool) else None
+
+
 def _read(path: Path) -> tuple[Any, dict[str, str]]:
     if not path.is_file():
-        return read_template_and_tokens(path)
+        return _read_folder(path)
     from tgen.checkpoint.gguf import reader
 
     return reader.chat_template(path)
+
+
+def _read_folder(path: Path) -> tuple[Any, dict[str, str]]:
+    """Return the chat template or None, and the texts of `bos_token` and so on.
+
+    Raises TgenError for unreadable files.
+    """
+    config = _read_json(path / "tokenizer_config.json")
+    names = {f"{name}_token" for name in _SPECIAL_TOKENS}
+    variables = {
+        key: text
+        for values in (_read_json(path / "special_tokens_map.json"), config)
+        for key, value in values.items()
+        if key in names and (text := token_text(value)) is not None
+    }
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return files.read(file, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), variables
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        templates = {str(t.get("name")): t.get("template") for t in source if isinstance(t, dict)}
+        source = templates.get("default")
+        if source is None and templates:
+            names_found = ", ".join(templates)[:200]
+            raise ModelError(f"no chat template is named default (got {names_found})", NO_CHAT_HINT)
+    return source, variables
+
+
+def token_text(token: Any) -> str | None:
+    """Return a token's text, given as a string or as an object with settings."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path, limit=_MAX_FILE_BYTES) if path.exists() else {}
+    except ModelError as error:
+        raise ModelError(error.message, NO_CHAT_HINT) from None

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import safetensors_file
+from tgen.checkpoint import chat_template, safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
-from tgen.checkpoint.hf import generation_config, tensor_names, tokenizer_config
+from tgen.checkpoint.hf import generation_config, tensor_names
 from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
 from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.model_files import (
@@ -313,7 +313,7 @@ def _load(path: Path, with_weights: bool, tied_embeddings: bool) -> ModelBundle:
         if tied != config.tied_embeddings:
             what = "have a head of their own" if tied else "have no head, so the embedding is used"
             warnings.append(f"the weights {what}, unlike tie_word_embeddings in config.json")
-        if tokenizer_config.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
+        if chat_template.bos_flag(path) not in (None, bool(tokenizer.bos_ids)):
             what = "adds a beginning-of-text token" if tokenizer.bos_ids else "adds none"
             warnings.append(f"tokenizer.json {what}, unlike add_bos_token in tokenizer_config.json")
     scaling, n = config.rope_scaling, config.context_length

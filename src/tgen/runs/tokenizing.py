@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgen import corpus
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.hf.tokenizer_config import read_end_ids
+from tgen.checkpoint.chat_template import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, TrainValSplit

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.chat_template import token_text
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, byte_level_json, pre_tokenizer_json
 from tgen.checkpoint.hf.config import read_json_object
@@ -57,7 +58,7 @@ def read_older_tokenizer(path: Path, model_type: object) -> dict[str, Any]:
     vocab = content["model"]["vocab"]
     content["added_tokens"] = _added_tokens(path, config, vocab, content["added_tokens"])
     ids = vocab | {token["content"]: token["id"] for token in content["added_tokens"]}
-    bos = _text(config.get("bos_token")) or _text(
+    bos = token_text(config.get("bos_token")) or token_text(
         _read_json(path / "special_tokens_map.json").get("bos_token")
     )
     if adds_bos is True and bos in ids:
@@ -106,7 +107,7 @@ def _added_tokens(
     for key in _MORE_SPECIAL:
         more = special.get(key)
         named += more if isinstance(more, list) else ()
-    specials = {text: token for token in named if (text := _text(token)) is not None}
+    specials = {text: token for token in named if (text := token_text(token)) is not None}
     specials.setdefault("<|endoftext|>", "<|endoftext|>")
     listed: list[tuple[object, object]] = [
         (i, content) for content, i in _read_json(path / "added_tokens.json").items()
@@ -116,7 +117,7 @@ def _added_tokens(
     listed += decoder.items() if isinstance(decoder, dict) else ()
     added = {token["id"]: token for token in known}
     for i, token in listed:
-        text = _text(token)
+        text = token_text(token)
         if text is None or not str(i).isdecimal() or len(str(i)) > 9:
             raise ModelError(f"{path} has an invalid added token {str(i)[:50]!r}", _DAMAGED)
         flags = token if isinstance(token, dict) else {}
@@ -130,11 +131,6 @@ def _added_tokens(
             "special": is_special,
         }
     return [added[i] for i in sorted(added)]
-
-
-def _text(token: object) -> str | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
