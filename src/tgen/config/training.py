@@ -13,6 +13,10 @@ MuonScale = Literal["spectral", "adamw"]  # of its updates: singular values of 1
 LoraTargets = Literal["all", "attention", "feed_forward"]  # matrices of the blocks
 Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
 
+# Attention on a CPU, here because the estimate of memory needs it without torch.
+QUERY_CHUNK = 128  # queries of all heads, computed at once; for fewer, torch's kernel suffices
+MAX_STORED_LENGTH = 1024  # tokens: the memory of attention weights grows with the square
+
 _COUNT, _NOT_NEGATIVE = "a whole number of at least 1", "a number of at least 0"
 _POSITIVE, _FRACTION = "a positive number", "a number from 0 up to, but not including, 1"
 _ABOVE_ZERO, _BELOW_ONE = 5e-324, math.nextafter(1, 0)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
+from tgen.config.training import MAX_STORED_LENGTH, QUERY_CHUNK
 from tgen.model.precision import in_full_precision, products_are_bfloat16
 
 # Sequences up to this length are not split, and a span shorter than this continues with the next

@@ -1,7 +1,10 @@
-"""Dropout whose masks depend on the sequence only, not on the batch around it."""
+"""Dropout whose masks depend on the sequence only, not on the batch around it, and blocks that are
+computed again in the backward pass, with the same masks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,3 +37,43 @@ class Dropout(nn.Module):
         lanes = bits.view(torch.int16)[:, : x[0].numel()].view(x.shape)
         mask = torch.ge(lanes, n_dropped - (1 << 15), out=torch.empty_like(x))
         return x * mask.div_(1 - n_dropped / (1 << 16))
+
+
+def checkpoint_block(
+    block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout
+) -> Tensor:
+    """Return block(x, context), storing only x; the second pass repeats the masks of the first.
+
+    The masks come from the generators of `dropout`, or from torch's own without them.
+    """
+    from torch.utils.checkpoint import checkpoint  # takes a tenth of a second to import
+
+    masked = dropout.training and dropout.p > 0
+    out: Tensor = checkpoint(
+        block,
+        x,
+        context,
+        use_reentrant=False,
+        preserve_rng_state=masked and dropout.generators is None,
+        context_fn=lambda: (nullcontext(), _repeat_masks(dropout)),
+        determinism_check="none",
+    )
+    return out
+
+
+def _repeat_masks(dropout: Dropout) -> AbstractContextManager[None]:
+    """Return a context in which the generators continue from their present states."""
+    generators = list(dropout.generators or ()) if dropout.training and dropout.p > 0 else []
+    return _set_states(generators, [generator.get_state() for generator in generators])
+
+
+@contextmanager
+def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> Iterator[None]:
+    now = [generator.get_state() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, now, strict=True):
+            generator.set_state(state)

@@ -11,8 +11,7 @@ C d_model · H heads · D head_dim · V vocabulary · L layers
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -32,52 +31,12 @@ from tgen.model.attention import (
     document_positions,
     document_spans,
 )
-from tgen.model.dropout import Dropout
+from tgen.model.dropout import Dropout, checkpoint_block
 from tgen.model.kv_cache import KVCache
 from tgen.model.precision import linear, round_input, stored_product
 from tgen.model.rope import rotary_tables, sinusoid
 
 _FIRST_POSITIONS = 4096  # in the position tables at first: most of a long context is never used
-
-
-def checkpoint_block(
-    block: Callable[..., Any], x: Tensor, context: Any, dropout: Dropout
-) -> Tensor:
-    """Return block(x, context), storing only x; the second pass repeats the masks of the first.
-
-    The masks come from the generators of `dropout`, or from torch's own without them.
-    """
-    from torch.utils.checkpoint import checkpoint  # takes a tenth of a second to import
-
-    masked = dropout.training and dropout.p > 0
-    out: Tensor = checkpoint(
-        block,
-        x,
-        context,
-        use_reentrant=False,
-        preserve_rng_state=masked and dropout.generators is None,
-        context_fn=lambda: (nullcontext(), _repeat_masks(dropout)),
-        determinism_check="none",
-    )
-    return out
-
-
-def _repeat_masks(dropout: Dropout) -> AbstractContextManager[None]:
-    """Return a context in which the generators continue from their present states."""
-    generators = list(dropout.generators or ()) if dropout.training and dropout.p > 0 else []
-    return _set_states(generators, [generator.get_state() for generator in generators])
-
-
-@contextmanager
-def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> Iterator[None]:
-    now = [generator.get_state() for generator in generators]
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, now, strict=True):
-            generator.set_state(state)
 
 
 class Recorder(Protocol):

@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from tgen.config import ModelConfig
-from tgen.config.training import Parallel, ResolvedTrainConfig
+from tgen.config.training import MAX_STORED_LENGTH, QUERY_CHUNK, Parallel, ResolvedTrainConfig
 from tgen.errors import UsageError
-from tgen.model.attention_chunks import MAX_STORED_LENGTH, QUERY_CHUNK
 from tgen.planning.costs import (
     FrozenModel,
     TensorShape,
