@@ -7,6 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.hf.attention_config import (
+    layer_types_json,
+    read_layer_types,
+    read_rope,
+    rope_json,
+)
 from tgen.checkpoint.hf.config_values import ConfigValues, require_layers, require_values
 from tgen.checkpoint.hf.families import (
     COMMON_DEFAULTS,
@@ -14,8 +20,6 @@ from tgen.checkpoint.hf.families import (
     UNSUPPORTED,
     FamilyLayout,
 )
-from tgen.checkpoint.hf.layer_types import layer_types_json, read_layer_types
-from tgen.checkpoint.hf.rope_config import read_rope, rope_json
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.config import FAMILIES, GATED, SCALED_EMBEDDINGS, ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
