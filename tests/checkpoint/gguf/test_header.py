@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgen.checkpoint.gguf import header
-from tgen.checkpoint.gguf.dequantize import BLOCKS
+from tgen.checkpoint.gguf.quantized_matrix import BLOCKS
 from tgen.errors import ModelError
 
 # Strings whose bytes look like lengths, are not UTF-8, or do not fit into one byte's length.
@@ -60,6 +60,6 @@ def test_list_that_ends_with_the_file_is_damaged(tmp_path, missing):
 
 def test_known_block_sizes_are_those_of_the_package():
     gguf = pytest.importorskip("gguf", reason="NO GGUF: block sizes are not compared")
-    for ggml_type, (name, *sizes, _) in BLOCKS.items():
+    for ggml_type, block in BLOCKS.items():
         theirs = gguf.GGMLQuantizationType(ggml_type)
-        assert (name, *sizes) == (theirs.name.lower(), *gguf.GGML_QUANT_SIZES[theirs])
+        assert block[:3] == (theirs.name.lower(), *gguf.GGML_QUANT_SIZES[theirs])

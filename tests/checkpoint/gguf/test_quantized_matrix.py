@@ -8,7 +8,6 @@ import pytest
 from support.command import tgen
 from support.models import cpu_engine, make_model
 from tgen.checkpoint import dtypes, export, model_dir
-from tgen.checkpoint.gguf import dequantize as dequantize_module
 from tgen.checkpoint.gguf import header, quantized_matrix
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.config import EngineOptions
@@ -128,7 +127,7 @@ def test_matrices_are_never_dequantized_as_a_whole(values, tokenizer, tmp_path, 
     """Except the attention's, if its heads are padded to whole groups."""
     path = export_model(tmp_path, tokenizer, "q4_0", vocab_size=9000, **values)
     largest = 0
-    dequantize = dequantize_module.dequantize
+    dequantize = quantized_matrix.dequantize
 
     def observe(data, kind):
         nonlocal largest

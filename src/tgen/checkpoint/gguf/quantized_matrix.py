@@ -1,4 +1,9 @@
-"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed."""
+"""Matrices of quantized GGUF files, kept in the bytes of the file until their values are needed.
+
+The values are those that ggml-quants.c computes, bit for bit. Types that few files have (IQ1 to
+IQ3, TQ, MXFP4, NVFP4) are left to the package gguf, which takes longer to import than a small model
+takes to load.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -8,13 +13,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tgen.checkpoint.dtypes import Array, Floats, to_float32
-from tgen.checkpoint.gguf.dequantize import BLOCKS, dequantize, six_bit_factors
 from tgen.errors import UsageError
 
 _ROWS_AT_ONCE = 1024
-# Where a block of each GGUF type has its float16 scales: all its values are finite if they are.
-_SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,)}
-_SCALES |= {12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
+_BLOCKS_AT_ONCE = 4096  # the intermediate results stay in the CPU's cache
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
 
 
@@ -142,13 +145,13 @@ class QuantizedMatrix:
     def is_finite(self) -> bool:
         """Whether no value is infinite or NaN."""
         for data, ggml_type in self._parts:
-            offsets = _SCALES.get(-1 if ggml_type is None else ggml_type)
-            if ggml_type is None or offsets is None:
+            if ggml_type not in BLOCKS:
                 if not all(np.isfinite(part).all() for part in self._blocks_of_rows()):
                     return False
                 continue
-            blocks = data.reshape(-1, BLOCKS[ggml_type][2])
-            scales = (np.ascontiguousarray(blocks[:, i : i + 2]).view("<u2") for i in offsets)
+            block = BLOCKS[ggml_type]
+            blocks = data.reshape(-1, block.n_bytes)
+            scales = (np.ascontiguousarray(blocks[:, i : i + 2]).view("<u2") for i in block.scales)
             if not all(((bits & 0x7C00) != 0x7C00).all() for bits in scales):
                 return False
         return True
@@ -173,7 +176,7 @@ def _four_bit_rows(data: Array, ggml_type: int | None) -> tuple[Array, Array, Ar
     if ggml_type == _Q4_K:
         blocks = data.reshape(-1, 144)
         scale, minimum = blocks[:, :4].copy().view("<f2").astype(np.float32).T[..., None]
-        factors, offsets = six_bit_factors(blocks[:, 4:16])
+        factors, offsets = _six_bit_factors(blocks[:, 4:16])
         scales, minima = scale * factors, -minimum * offsets
         halves = blocks[:, 16:].reshape(-1, 4, 1, 32)
     else:
@@ -185,3 +188,141 @@ def _four_bit_rows(data: Array, ggml_type: int | None) -> tuple[Array, Array, Ar
     largest = np.finfo(np.float16).max
     rounded = (np.clip(a, -largest, largest).astype(np.float16) for a in (scales, minima))
     return numbers.reshape(m, -1), *(a.reshape(m, -1) for a in rounded)
+
+
+def dequantize(rows: Array, ggml_type: int) -> Floats:
+    """Return the values (m, n) of rows of blocks (m, bytes per row); `ggml_type` is in `BLOCKS`."""
+    _, n_values, n_bytes, _, convert = BLOCKS[ggml_type]
+    blocks = rows.reshape(-1, n_bytes)
+    out = np.empty((len(blocks), n_values), np.float32)
+    for i in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        some = blocks[i : i + _BLOCKS_AT_ONCE]
+        out[i : i + len(some)] = convert(some).reshape(len(some), n_values)
+    return out.reshape(len(rows), rows.shape[1] // n_bytes * n_values)
+
+
+def _six_bit_factors(packed: Array) -> tuple[Array, Array]:
+    """(m, 12) -> 8 factors of scales and 8 of minima; see ggml's `get_scale_min_k4`."""
+    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    factors = np.concatenate([first & 63, last & 15 | first >> 6 << 4], axis=1)
+    offsets = np.concatenate([second & 63, last >> 4 | second >> 6 << 4], axis=1)
+    return factors, offsets
+
+
+def _half(blocks: Array, start: int) -> Floats:
+    """Return the float16 at a byte of each block as float32, (m, 1)."""
+    values: Floats = np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")
+    return values.astype(np.float32)
+
+
+def _bits(packed: Array, width: int, group: int) -> Array:
+    """Return unsigned numbers of `width` bits: of each `group` of bytes, first the lowest bits of
+    all, then the next."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    parts = packed.reshape(len(packed), -1, 1, group) >> shifts & np.uint8((1 << width) - 1)
+    return parts.reshape(len(packed), -1)
+
+
+def _signed(numbers: Array, offset: int) -> Floats:
+    """Return numbers below 128 minus an offset."""
+    return (numbers.astype(np.int8) - np.int8(offset)).astype(np.float32)
+
+
+def _scaled(factors: Floats, numbers: Array) -> Floats:
+    """Multiply groups of numbers by their factor each, (m, groups): (m, groups, size)."""
+    groups = numbers.reshape(*factors.shape, -1)
+    return factors[..., None] * groups.astype(np.float32, copy=False)
+
+
+def _q4_0(b: Array) -> Floats:
+    return _half(b, 0) * _signed(_bits(b[:, 2:], 4, 16), 8)
+
+
+def _q4_1(b: Array) -> Floats:
+    return _half(b, 0) * _bits(b[:, 4:], 4, 16).astype(np.float32) + _half(b, 2)
+
+
+def _five_bits(low: Array, high: Array) -> Array:
+    numbers: Array = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    numbers |= _bits(low, 4, 16)
+    return numbers
+
+
+def _q5_0(b: Array) -> Floats:
+    return _half(b, 0) * _signed(_five_bits(b[:, 6:], b[:, 2:6]), 16)
+
+
+def _q5_1(b: Array) -> Floats:
+    return _half(b, 0) * _five_bits(b[:, 8:], b[:, 4:8]).astype(np.float32) + _half(b, 2)
+
+
+def _q8_0(b: Array) -> Floats:
+    return b[:, 2:].view(np.int8).astype(np.float32) * _half(b, 0)
+
+
+def _q2_k(b: Array) -> Floats:
+    scales = _half(b, 80) * (b[:, :16] & 15).astype(np.float32)
+    minima = _half(b, 82) * (b[:, :16] >> 4).astype(np.float32)
+    return _scaled(scales, _bits(b[:, 16:80], 2, 32)) - minima[..., None]
+
+
+def _q3_k(b: Array) -> Floats:
+    factors = _bits(b[:, 96:104], 4, 8) | _bits(b[:, 104:108], 2, 4) << np.uint8(4)
+    numbers = _bits(b[:, 32:96], 2, 32) | _bits(b[:, :32], 1, 32) << np.uint8(2)
+    return _scaled(_half(b, 108) * _signed(factors, 32), _signed(numbers, 4))
+
+
+def _q4_k(b: Array) -> Floats:
+    return _with_minima(b, _bits(b[:, 16:], 4, 32))
+
+
+def _q5_k(b: Array) -> Floats:
+    return _with_minima(b, _bits(b[:, 48:], 4, 32) | _bits(b[:, 16:48], 1, 32) << np.uint8(4))
+
+
+def _with_minima(b: Array, numbers: Array) -> Floats:
+    factors, offsets = _six_bit_factors(b[:, 4:16])
+    minima = _half(b, 2) * offsets.astype(np.float32)
+    return _scaled(_half(b, 0) * factors.astype(np.float32), numbers) - minima[..., None]
+
+
+def _q6_k(b: Array) -> Floats:
+    numbers = _bits(b[:, :128], 4, 64) | _bits(b[:, 128:192], 2, 32) << np.uint8(4)
+    factors = b[:, 192:208].view(np.int8).astype(np.float32)
+    return _scaled(_half(b, 208) * factors, _signed(numbers, 32))
+
+
+def _iq4_nl(b: Array) -> Floats:
+    return _half(b, 0) * np.array(_IQ4, np.float32)[_bits(b[:, 2:], 4, 16)]
+
+
+def _iq4_xs(b: Array) -> Floats:
+    factors = _bits(b[:, 4:8], 4, 1) | _bits(b[:, 2:4], 2, 1) << np.uint8(4)
+    numbers = np.array(_IQ4, np.float32)[_bits(b[:, 8:], 4, 16)]
+    return _scaled(_half(b, 0) * _signed(factors, 32), numbers)
+
+
+class BlockType(NamedTuple):
+    """One of ggml's types of quantized blocks."""
+
+    name: str
+    n_values: int
+    n_bytes: int
+    scales: tuple[int, ...]  # where a block has float16 scales: its values are finite if they are
+    convert: Callable[[Array], Floats]  # blocks (m, n_bytes) to their values
+
+
+BLOCKS = {
+    2: BlockType("q4_0", 32, 18, (0,), _q4_0),
+    3: BlockType("q4_1", 32, 20, (0, 2), _q4_1),
+    6: BlockType("q5_0", 32, 22, (0,), _q5_0),
+    7: BlockType("q5_1", 32, 24, (0, 2), _q5_1),
+    8: BlockType("q8_0", 32, 34, (0,), _q8_0),
+    10: BlockType("q2_k", 256, 84, (80, 82), _q2_k),
+    11: BlockType("q3_k", 256, 110, (108,), _q3_k),
+    12: BlockType("q4_k", 256, 144, (0, 2), _q4_k),
+    13: BlockType("q5_k", 256, 176, (0, 2), _q5_k),
+    14: BlockType("q6_k", 256, 210, (208,), _q6_k),
+    20: BlockType("iq4_nl", 32, 18, (0,), _iq4_nl),
+    23: BlockType("iq4_xs", 256, 136, (0,), _iq4_xs),
+}
