@@ -13,7 +13,6 @@ from tgen.checkpoint import chat_template, model_card, model_dir, safetensors_fi
 from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
-from tgen.checkpoint.gguf.quantized_matrix import require_package
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object, text_part
@@ -48,10 +47,8 @@ def export_gguf(
     """Write one GGUF file with matrices of the type `stored`; return the number of matrices of
     each type.
 
-    Raises UsageError if the package gguf is missing, ModelError or TokenizerError if llama.cpp does
-    not support the model or its tokenizer.
+    Raises ModelError or TokenizerError if llama.cpp does not support the model or its tokenizer.
     """
-    require_package("writing GGUF")
     name = tokenizer.name_to_write(bundle.tokenizer, name)
     check_supported(bundle.config)
     is_dir = bundle.path.is_dir()  # of the base, if an adapter is merged

@@ -466,7 +466,7 @@ def load_ngrams(folder: Path, vocab_size: int) -> dict[str, NDArray[Any]]:
 def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
     """Return the config of a model and the number of its parameters by type, without its weights.
 
-    Raises ModelError, and UsageError if the package gguf is needed but missing.
+    Raises ModelError.
     """
     if path.is_file():
         from tgen.checkpoint.gguf import reader

@@ -8,7 +8,7 @@ import pytest
 from support.models import make_model
 from tgen.checkpoint.gguf.writer import convert, write_gguf
 from tgen.config import ModelConfig, RopeScaling
-from tgen.errors import ModelError, UsageError
+from tgen.errors import ModelError
 
 DIGEST = "e3960ede2520819673f2c997bafc6662409477d258106e721ca301cc8730295f"
 SCALED = RopeScaling(
@@ -170,11 +170,3 @@ def test_unsupported_models_are_an_error(family, values, reason, tmp_path):
     with pytest.raises(ModelError, match=reason):
         write_gguf(tmp_path / "model.gguf", config, {})
     assert not (tmp_path / "model.gguf").exists()
-
-
-def test_missing_gguf_package_is_a_usage_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.checkpoint.gguf.quantized_matrix.find_spec", lambda _: None)
-    model = make_model("llama")
-    with pytest.raises(UsageError, match="needs the gguf package") as error:
-        write_gguf(tmp_path / "model.gguf", model.config, model.to_arrays())
-    assert error.value.hint == "pip install gguf"

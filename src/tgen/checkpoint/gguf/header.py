@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import Array
-from tgen.checkpoint.gguf.quantized_matrix import BLOCKS, QuantizedMatrix, Rows, require_package
+from tgen.checkpoint.gguf.quantized_matrix import BLOCKS, QuantizedMatrix, Rows
 from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.checkpoint.stored_models import gguf_parts
 from tgen.errors import ModelError
@@ -168,12 +168,13 @@ def _read_blocks(
 
 
 def type_name(ggml_type: int) -> str:
-    """Return the name of a type, such as float16 or q8_0; raises UsageError without gguf."""
+    """Return the name of a type, such as float16 or q8_0."""
     if ggml_type in _PLAIN:
         return {0: "float32", 1: "float16", 30: "bfloat16"}[ggml_type]
     if ggml_type in BLOCKS:
         return BLOCKS[ggml_type].name
-    gguf = require_package("reading these weights")
+    import gguf
+
     return str(gguf.GGMLQuantizationType(ggml_type).name).lower()
 
 
@@ -318,7 +319,8 @@ def _block_size(ggml_type: int) -> tuple[int, int]:
         return 1, np.dtype(_PLAIN[ggml_type]).itemsize
     if ggml_type in BLOCKS:
         return BLOCKS[ggml_type].n_values, BLOCKS[ggml_type].n_bytes
-    gguf = require_package("reading these weights")
+    import gguf
+
     known = {member.value: member for member in gguf.GGMLQuantizationType}
     name = known[ggml_type].name if ggml_type in known else f"number {ggml_type}"
     try:

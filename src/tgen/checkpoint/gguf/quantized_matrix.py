@@ -6,28 +6,17 @@ takes to load.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tgen.checkpoint.dtypes import Array, Floats, to_float32
-from tgen.errors import UsageError
 
 _ROWS_AT_ONCE = 1024
 _BLOCKS_AT_ONCE = 4096  # the intermediate results stay in the CPU's cache
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _Q4_0, _Q4_1, _Q8_0, _Q4_K = 2, 3, 8, 12
-
-
-def require_package(purpose: str) -> Any:
-    """Return the package gguf; raises UsageError if it is not installed."""
-    if find_spec("gguf") is None:
-        raise UsageError(f"{purpose} needs the gguf package", "pip install gguf")
-    import gguf
-
-    return gguf
 
 
 class Rows(NamedTuple):
@@ -165,7 +154,8 @@ class QuantizedMatrix:
         with np.errstate(all="ignore"):  # `is_finite` reports values that are not finite
             if ggml_type in BLOCKS:
                 return dequantize(data, ggml_type)
-            gguf = require_package("reading these weights")
+            import gguf
+
             wide = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(ggml_type))
         return np.asarray(wide.reshape(len(data), -1), np.float32)
 

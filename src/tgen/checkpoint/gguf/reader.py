@@ -26,7 +26,7 @@ def load(
     """Return config, tokenizer, arrays by tgen's names (none without weights), end-of-text token
     ids, and whether the file's matrices are quantized.
 
-    Raises ModelError, TokenizerError, or UsageError if the package gguf is needed but missing.
+    Raises ModelError or TokenizerError.
     """
     header = read_header(path)
     with _path_in_errors(path):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tgen.checkpoint.dtypes import Array, Dtype, Floats, cast
 from tgen.checkpoint.gguf import config_fields, tensor_names
 from tgen.checkpoint.gguf.architectures import ARCHITECTURES, check_supported, shares_head
-from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows, require_package
+from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix, Rows
 from tgen.config import GgufType, ModelConfig
 from tgen.errors import ModelError
 
@@ -136,11 +136,12 @@ def write_gguf(
 
     Matrices have the type `stored` or another one, see `choose_type`; vectors and learned positions
     stay float32. Without `tokenizer_fields` the file works with token ids only.
-    `fields` describe the model. `progress` is called with the fraction written. Raises UsageError
-    if the package gguf is missing, ModelError if llama.cpp does not support the model.
+    `fields` describe the model. `progress` is called with the fraction written. Raises ModelError
+    if llama.cpp does not support the model.
     """
+    import gguf
+
     check_supported(config)
-    gguf = require_package("writing GGUF")
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.family].name)
     try:
         # llama.cpp needs the name of a tokenizer and accepts this one
