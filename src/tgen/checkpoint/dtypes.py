@@ -1,6 +1,7 @@
 """Conversion between float32, float16 and bfloat16, whose bits are stored as uint16."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,14 @@ def dtype_of(array: Array) -> Dtype:
     """Return the dtype that an array's values are stored in."""
     names: dict[str, Dtype] = {"uint16": "bfloat16", "float16": "float16"}
     return names.get(array.dtype.name, "float32")
+
+
+def main_dtype(arrays: Iterable[Array]) -> Dtype:
+    """Return the dtype of most values; float32 without arrays."""
+    sizes: Counter[Dtype] = Counter()
+    for array in arrays:
+        sizes[dtype_of(array)] += array.size
+    return sizes.most_common(1)[0][0] if sizes else "float32"
 
 
 def to_float32(array: Array) -> Floats:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tgen.checkpoint import chat_template, model_card, model_dir, safetensors_file
-from tgen.checkpoint.dtypes import Array, Dtype, cast, dtype_of
+from tgen.checkpoint.dtypes import Array, Dtype, cast, main_dtype
 from tgen.checkpoint.gguf import tokenizer
 from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
@@ -29,10 +29,7 @@ _COPY_LIMIT = 64 << 20  # bytes
 
 def main_type(bundle: ModelBundle) -> GgufType:
     """Return the type of most of a model's weights: f32, f16 or bf16."""
-    sizes: Counter[Dtype] = Counter()
-    for array in bundle.arrays.values():
-        sizes[dtype_of(array)] += array.size
-    main = sizes.most_common(1)[0][0]
+    main = main_dtype(bundle.arrays.values())
     return next(stored for stored, dtype in DTYPES.items() if dtype == main)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import chat_template, safetensors_file
-from tgen.checkpoint.dtypes import Dtype, cast, dtype_of
+from tgen.checkpoint.dtypes import Dtype, cast, main_dtype
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import generation_config, tensor_names
@@ -151,15 +151,12 @@ def build_metadata_files(
 
 def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
     """Return the settings that a model fine-tuned from this one inherits."""
-    sizes: Counter[Dtype] = Counter()
-    for array in bundle.arrays.values():
-        sizes[dtype_of(array)] += array.size
     return read_inherited_settings(
         bundle.settings_path,
         config_path=bundle.path,
         end_ids=bundle.end_ids,
         end_of_text=bundle.tokenizer.end_of_text,
-        dtype="float32" if bundle.quantized or not sizes else sizes.most_common(1)[0][0],
+        dtype="float32" if bundle.quantized else main_dtype(bundle.arrays.values()),
     )
 
 

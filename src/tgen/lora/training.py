@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from tgen.config import ModelConfig
 from tgen.lora.layout import Layout, Pair, Part, Shape, sample_a
 from tgen.model.precision import matmul, stored_product
-from tgen.model.transformer import Linear, Transformer
+from tgen.model.transformer import Linear, Transformer, stored_tensor
 
 
 class FrozenLinear(nn.Module):
@@ -92,7 +92,8 @@ def frozen_transformer(
     model.make_tables()
     for path, module in list(model.named_modules()):
         names = [name for name, _ in module.named_parameters(recurse=False)]
-        tensors = {name: _as_stored(arrays[f"{path}.{name}"]) for name in names}
+        tensors = {name: stored_tensor(arrays[f"{path}.{name}"]) for name in names}
+        tensors = {name: t.float() if t.ndim == 1 else t for name, t in tensors.items()}
         if isinstance(module, Linear):
             replacement = FrozenLinear(tensors["weight"], tensors.get("bias"))
             _replace(model, path, replacement)
@@ -108,13 +109,6 @@ def frozen_transformer(
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
-
-
-def _as_stored(array: NDArray[Any]) -> Tensor:
-    tensor = torch.from_numpy(np.asarray(array))  # quantized ones are dequantized
-    if array.dtype == np.uint16:
-        tensor = tensor.view(torch.bfloat16)
-    return tensor.float() if tensor.ndim == 1 else tensor
 
 
 @dataclass(frozen=True)  # `custom_fwd` rebuilds tuples, which fails for a NamedTuple

@@ -336,7 +336,7 @@ class Transformer(nn.Module):
 
     def load_arrays(self, arrays: Mapping[str, NDArray[Any]], *, assign: bool = False) -> None:
         """Load all weights; `assign` shares the memory of float32 arrays instead of copying."""
-        tensors = {name: _tensor(array) for name, array in arrays.items()}
+        tensors = {name: stored_tensor(array).float() for name, array in arrays.items()}
         self.load_state_dict(tensors, strict=True, assign=assign)
 
     def to_arrays(self) -> dict[str, NDArray[np.float32]]:
@@ -464,8 +464,7 @@ class Transformer(nn.Module):
         return {}
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def stored_tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor that shares the memory of an array; uint16 are bits of bfloat16."""
     tensor = torch.from_numpy(np.asarray(array))  # quantized ones are dequantized
-    if array.dtype == np.uint16:
-        tensor = tensor.view(torch.bfloat16)
-    return tensor.float()
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
