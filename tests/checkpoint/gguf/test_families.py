@@ -112,6 +112,13 @@ def test_config_and_weights_survive(family, values, tokenizer, tmp_path):
         np.testing.assert_allclose(bundle.arrays[name], array, rtol=0, atol=1e-7, err_msg=name)
 
 
+def test_context_that_is_shorter_than_longrope_allows_survives(tokenizer, tmp_path):
+    settings = {"rope_scaling": LONGROPE, "sliding_window": None, "context_length": 40}
+    model = make_model("phi3", vocab_size=tokenizer.vocab_size, **settings)
+    export(model, tokenizer, tmp_path / "m.gguf")
+    assert model_dir.load(tmp_path / "m.gguf").config.context_length == 40
+
+
 def test_tied_head_is_written_where_llama_cpp_needs_one(tokenizer, tmp_path):
     model = make_model("olmo2", vocab_size=tokenizer.vocab_size, tied_embeddings=True)
     export(model, tokenizer, tmp_path / "m.gguf")

@@ -228,6 +228,10 @@ def test_longrope_limits_the_context_to_the_original_length():
     written = to_json(config, begin=0, end=0, pad=0)
     assert written["max_position_embeddings"] == 128
     assert from_json(written) == config
+    stretched = scaling | {"factor": 1.5}
+    shorter = read("phi3", rope_scaling=stretched, original_max_position_embeddings=200)
+    assert shorter.context_length == 128
+    assert from_json(to_json(shorter, begin=0, end=0, pad=0)) == shorter
     for kind in ("su", "yarn"):  # older names of the same
         older = scaling | {"type": kind}
         assert config == read("phi3", rope_scaling=older, original_max_position_embeddings=64)

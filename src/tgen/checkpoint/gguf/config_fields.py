@@ -174,9 +174,11 @@ def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
                 | {f"rope.scaling.yarn_beta_{name}": float(beta) for name, beta in betas.items()}
             )
         case "longrope":
-            whole = round(scaling.original_context_length * scaling.factor)
             attention = {"rope.scaling.attn_factor": scaling.attention_factor}
-            return length | attention | {"context_length": whole}
+            if config.context_length == scaling.original_context_length:  # what a LongRoPE allows
+                whole = max(config.context_length, round(config.context_length * scaling.factor))
+                return length | attention | {"context_length": whole}
+            return length | attention
     return {}
 
 

@@ -86,14 +86,12 @@ def rope_json(config: ModelConfig) -> dict[str, Any]:
         parameters = {FULL: parameters, SLIDING: local}
         if config.family == "gemma3":
             json[_LOCAL_THETA] = config.local_rope_theta
-    if scaling and config.family == "ministral3":
+    if scaling and (scaling.kind == "longrope" or config.family == "ministral3"):
         length = scaling.original_context_length
         if config.context_length == length:
             json["max_position_embeddings"] = max(length, round(length * scaling.factor))
     if scaling and scaling.kind == "longrope":
-        length = scaling.original_context_length
-        json[_ORIGINAL] = length
-        json["max_position_embeddings"] = round(length * scaling.factor)
+        json[_ORIGINAL] = scaling.original_context_length
         if config.family == "phi3":  # version 4 refuses other keys
             factors = {key: rope[key] for key in ("short_factor", "long_factor")}
             json["rope_scaling"] = {"type": "longrope"} | factors
