@@ -143,7 +143,7 @@ def assume_speed(rank: int) -> None:
     from tgen.planning import budget
     from tgen.runs import forgetting, prepare
 
-    forgetting.TEXT_TOKENS = 4
+    forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
     prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
     budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
     budget.MEMORIZATION_SAMPLES = 2
