@@ -72,13 +72,13 @@ from tgen.cli import app
 from tgen.runs import prepare
 class Thing:
     pass
-read = prepare.corpus.read
+read = prepare.corpus.read_in_steps
 def reading(*args, **options):
     thing = Thing()
     reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
     del thing  # Python drops what the callback raises
     return read(*args, **options)
-prepare.corpus.read = reading
+prepare.corpus.read_in_steps = reading
 os._exit(app.run({arguments!r}))
 """
 
