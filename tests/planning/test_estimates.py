@@ -20,8 +20,8 @@ from tgen.model.attention import attend
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import block_shapes, n_parameters, outer_shapes
-from tgen.planning.memory import activation_bytes, choose_parallel, rank_memory
-from tgen.planning.scaling import EFFICIENCY, sent_bytes
+from tgen.planning.memory import activation_bytes, rank_memory
+from tgen.planning.scaling import EFFICIENCY, choose_parallel, sent_bytes
 from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.runs.log import RunLog

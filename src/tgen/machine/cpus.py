@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tgen import distributed
 from tgen.errors import TgenError
-from tgen.machine.memory import cpu_quota
+from tgen.machine.control_groups import cpu_quota
 from tgen.storage import files
 
 _USED_COLUMNS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; not idle and iowait

@@ -1,4 +1,4 @@
-"""Memory of a training run on one or many ranks, and the choice of DDP or FSDP: pure functions.
+"""Memory of a training run on one or many ranks: pure functions.
 
 DDP stores all weights, gradients and optimizer states on every rank. FSDP stores a shard of each
 and gathers a block while it is computed (Zhao et al. 2023). All are float32, on a GPU too, where a
@@ -8,7 +8,6 @@ pass works on bfloat16 copies.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from tgen.config import ModelConfig
 from tgen.config.training import MAX_STORED_LENGTH, QUERY_CHUNK, Parallel, ResolvedTrainConfig
@@ -25,7 +24,7 @@ from tgen.reports.number_format import format_bytes
 from tgen.reports.training import RankMemory
 
 USABLE = 0.9  # fraction of a device's memory: the rest is for driver, messages, fragmentation
-_MAX_RANKS = 1 << 14
+
 # Float32 numbers that autograd stores per token and layer, counted: vectors of d_model, of all
 # heads, and of d_ff (half as large on a GPU); dropout adds two of d_model.
 _STORED = {
@@ -214,55 +213,6 @@ def activation_bytes(
     if on_gpu:
         return 4 * tokens * (stored + _LOGITS * model.vocab_size)
     return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
-
-
-def choose_parallel(
-    model: ModelConfig,
-    train: ResolvedTrainConfig,
-    *,
-    context: int,
-    n_ranks: int,
-    memory: int | None,
-    on_gpu: bool,
-    wanted: Parallel | None = None,
-    frozen: FrozenModel | None = None,
-) -> Parallel:
-    """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
-
-    Raises UsageError if neither fits, or if the `wanted` one does not.
-    """
-    if memory is None:
-        return wanted or "ddp"
-
-    needed = partial(rank_memory, model, train, context=context, on_gpu=on_gpu, frozen=frozen)
-
-    def fits(parallel: Parallel, ranks: int) -> bool:
-        return needed(parallel=parallel, n_ranks=ranks).total <= USABLE * memory
-
-    candidates: list[Parallel] = ["ddp", "fsdp"] if n_ranks > 1 else ["ddp"]
-    if wanted:
-        candidates = [wanted]
-    for parallel in candidates:
-        if fits(parallel, n_ranks):
-            return parallel
-    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
-        hint = "use --parallel fsdp, which fits"
-    else:
-        more = 2 * n_ranks
-        while more <= _MAX_RANKS and not fits("fsdp", more):
-            more *= 2
-        hint = (
-            f"use {more:,} ranks with FSDP"
-            if more <= _MAX_RANKS
-            else "reduce batch_size, context_length or the model; --set accumulation=N splits a "
-            "batch into micro-batches"
-        )
-    n_bytes = needed(parallel=parallel, n_ranks=n_ranks).total
-    raise UsageError(
-        f"each rank (of {n_ranks:,}) needs {format_bytes(n_bytes)} with "
-        f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
-        hint,
-    )
 
 
 def _update_elements(

@@ -1,14 +1,23 @@
-"""Estimate of a run on many ranks: memory, communication, speed, tokens."""
+"""A run on several ranks: DDP or FSDP, and an estimate of memory, communication, speed, tokens."""
 
+from functools import partial
 from typing import Any
 
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
+from tgen.errors import UsageError
 from tgen.planning.budget import n_steps
-from tgen.planning.costs import block_matrices, flops_per_token, n_elements, n_parameters
-from tgen.planning.memory import choose_parallel, rank_memory
+from tgen.planning.costs import (
+    FrozenModel,
+    block_matrices,
+    flops_per_token,
+    n_elements,
+    n_parameters,
+)
+from tgen.planning.memory import USABLE, rank_memory
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan
+from tgen.reports.number_format import format_bytes
 from tgen.reports.training import ScalingReport
 
 # torchtitan (Liang et al. 2024), Llama 3.1 8B with FSDP2 on H100s with 400 Gb/s of network each:
@@ -17,6 +26,7 @@ EFFICIENCY = 0.97
 GPU_SHARE = 0.33
 TOKENS_PER_PARAMETER = 20  # compute-optimal: Hoffmann et al. 2022, table 3
 _PARALLEL: tuple[Parallel, ...] = ("ddp", "fsdp")
+_MAX_RANKS = 1 << 14
 
 
 def scaling_report(
@@ -73,6 +83,55 @@ def scaling_report(
         gpu_tokens_per_second=gpu_speed,
         gpu_seconds=steps * step_tokens / gpu_speed,
         gpu_optimal_seconds=optimal / gpu_speed,
+    )
+
+
+def choose_parallel(
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    *,
+    context: int,
+    n_ranks: int,
+    memory: int | None,
+    on_gpu: bool,
+    wanted: Parallel | None = None,
+    frozen: FrozenModel | None = None,
+) -> Parallel:
+    """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
+
+    Raises UsageError if neither fits, or if the `wanted` one does not.
+    """
+    if memory is None:
+        return wanted or "ddp"
+
+    needed = partial(rank_memory, model, train, context=context, on_gpu=on_gpu, frozen=frozen)
+
+    def fits(parallel: Parallel, ranks: int) -> bool:
+        return needed(parallel=parallel, n_ranks=ranks).total <= USABLE * memory
+
+    candidates: list[Parallel] = ["ddp", "fsdp"] if n_ranks > 1 else ["ddp"]
+    if wanted:
+        candidates = [wanted]
+    for parallel in candidates:
+        if fits(parallel, n_ranks):
+            return parallel
+    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
+        hint = "use --parallel fsdp, which fits"
+    else:
+        more = 2 * n_ranks
+        while more <= _MAX_RANKS and not fits("fsdp", more):
+            more *= 2
+        hint = (
+            f"use {more:,} ranks with FSDP"
+            if more <= _MAX_RANKS
+            else "reduce batch_size, context_length or the model; --set accumulation=N splits a "
+            "batch into micro-batches"
+        )
+    n_bytes = needed(parallel=parallel, n_ranks=n_ranks).total
+    raise UsageError(
+        f"each rank (of {n_ranks:,}) needs {format_bytes(n_bytes)} with "
+        f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
+        hint,
     )
 
 

@@ -7,8 +7,8 @@ from tgen.config.training import Parallel
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
 from tgen.planning.costs import FrozenModel
-from tgen.planning.memory import choose_parallel
 from tgen.planning.plan import Plan
+from tgen.planning.scaling import choose_parallel
 from tgen.version import __version__
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tgen.machine.memory import cpu_quota, free_memory
+from tgen.machine.control_groups import cpu_quota, free_memory
 
 GIB = 1 << 30
 
