@@ -152,9 +152,9 @@ def _commands_are_made_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _memory_limit_is_read_once() -> Iterator[None]:
     """Read this process's memory limits once: opening a tiny model takes less time."""
-    from tgen.machine import memory
+    from tgen.machine import control_groups, memory
 
-    root, read = Path("/"), memory.free_memory
+    root, read = Path("/"), control_groups.free_memory
     free = read(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_memory", lambda where: free if where == root else read(where))
