@@ -189,7 +189,7 @@ def open_screen(folder: Path) -> int:
         )
         for n in (1, 2)
     )
-    os.environ |= {"TMPDIR": str(folder), "TERM": "dumb", "NO_COLOR": "1"}
+    os.environ |= {"TMPDIR": str(folder), "TERM": "linux", "NO_COLOR": "1"}
     os.environ |= {"COLUMNS": "10000", "TGEN_WEIGHTS_CACHE": "0"}  # messages stay lines
     return screen
 
