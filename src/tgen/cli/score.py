@@ -48,8 +48,8 @@ class ScoreOptions:
 
     files: list[str] = option(
         default_factory=list,
-        help_text="Files, directories, glob patterns, or - for stdin: texts, documents, or rows of "
-        "texts, of prompts and answers or of messages; also compressed.",
+        help_text="Files, directories, glob patterns, or - for stdin: texts, documents or rows "
+        "(text, prompt and completion, or messages), also compressed.",
         argument=True,
         metavar="FILE",
     )

@@ -23,7 +23,7 @@ class Reading:
 
     read_as: ReadAs | None = _reading(
         None,
-        "What every file is: unchanged bytes, text, rows or a document.",
+        "Type of every file: bytes (read unchanged), text, rows or document.",
         "--as",
         shown_default="recognized by content and name",
     )

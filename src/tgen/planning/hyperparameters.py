@@ -84,8 +84,9 @@ def choose_precision(train: TrainConfig, inputs: PlanInputs) -> tuple[Precision,
     if train.steps is not None:
         return "bfloat16", "the hardware supports it; weights are float32"
     if inputs.bfloat16_flops_per_second > _MIN_SPEEDUP * inputs.flops_per_second:
-        return "bfloat16", "faster products on this machine; weights are float32"
-    return "float32", "bfloat16 products are not faster on this machine"
+        why = "matrix multiplication in bfloat16 is faster on this machine; weights are float32"
+        return "bfloat16", why
+    return "float32", "matrix multiplication in bfloat16 is not faster on this machine"
 
 
 def choose_hyperparameters(
@@ -124,7 +125,7 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
     if inputs.train_rows is not None:
         why_bpe_dropout = "rows of conversations have none"
     if bigram_start:
-        why_start = "embedding and LM head predict as the text's pairs do"
+        why_start = "embedding and LM head are initialized from the corpus's bigram statistics"
     elif untied:
         why_start = (
             "a bigram start needs the family qwen3 or llama and a vocabulary of at most 8,192"

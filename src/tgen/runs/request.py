@@ -95,8 +95,8 @@ class RunRequest:
 
     corpus: list[str] = option(
         default_factory=list,
-        help_text="Files, directories, glob patterns, or - for stdin: texts, documents, rows of "
-        "texts or, to fine-tune, of prompts and answers or of messages; also compressed.",
+        help_text="Files, directories, glob patterns, or - for stdin: texts, documents or rows "
+        "(text, prompt and completion, or messages), also compressed.",
         argument=True,
         metavar="CORPUS",
     )
