@@ -177,7 +177,7 @@ def train(
         raise UsageError("minutes cannot be combined with steps", "remove one of them")
     # Estimates for other machines are made by the command line's --dry-run alone.
     of_run = {one.name for one in fields(RunRequest) if one.metadata.get("needs") != "dry_run"}
-    of_run -= {"train", "reading", "began"}  # made here
+    of_run -= {"train", "reading", "began", "command"}  # made here, or by the command line
     for name, value in options.items():
         if name in of_run:
             request[name] = value

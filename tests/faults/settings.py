@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +36,7 @@ from tgen.errors import TgenError
 from tgen.runs import RunRequest
 
 _SHORT = 50
+_FORKED = 500  # cases per process
 _MEMORY = 2 << 30  # bytes that a case may take
 _TEXTS = ["x", "", "0", "-1", "1", "2", "0.2", "1.5", "1e-320", "1000000000", str(2**63 - 1)]
 _TEXTS += [str(2**70), "1e300", "nan", "inf", "-inf", "é日", "true", "false", "None", "[1]"]
@@ -215,18 +217,34 @@ def main() -> int:
     app._report_bug = _raise
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     problems: list[str] = []
+    first, n_chosen, n_cases = 0, 1, 0
+    tiny.import_everything()
+    while first < n_chosen:  # what many runs leave in memory adds up
+        result = tiny.run_forked(partial(_check_part, first, count, used))
+        if result.status:
+            print(f"the process of the cases from {first:,} on ended", file=sys.stderr)
+            return 1
+        numbers, *found = result.lines
+        n_chosen, n_cases = map(int, numbers.split())
+        problems += found
+        first += _FORKED
+    print(f"{n_chosen:,} of {n_cases:,} cases: {len(problems)} problems")
+    return int(bool(problems))
+
+
+def _check_part(first: int, count: int, used: int, report_line: Callable[[str], None]) -> None:
+    """Check some of the cases; report how many are chosen, of how many, and the problems."""
     with tiny.scratch() as folder, chdir(folder):
-        tiny.import_everything()
         cases = [*Runs().cases()]
         resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, resource.RLIM_INFINITY))
         step = max(1, len(cases) // count)
         chosen = cases[tiny.seed % step :: step]
-        for case in chosen:
+        report_line(f"{len(chosen)} {len(cases)}")
+        for case in chosen[first : first + _FORKED]:
             if problem := check(case):
-                problems.append(f"{case.name}: {problem}")
-                print(problems[-1], file=sys.stderr, flush=True)
-    print(f"{len(chosen):,} of {len(cases):,} cases: {len(problems)} problems")
-    return int(bool(problems))
+                line = f"{case.name}: {problem}".replace("\n", " ")
+                print(line, file=sys.stderr, flush=True)
+                report_line(line)
 
 
 def _raise(error: Exception, *, debug: bool) -> int:

@@ -104,6 +104,7 @@ def test_end_of_fine_tuning_can_be_set_in_steps(chat_run):
     [
         {"eval_every": 2**63},
         {"minutes": 1e300},
+        {"lora_alpha": 1e300},
         {"bigram_start": "yes"},
         {"minutes": True},
         {"activation_checkpointing": 1},

@@ -67,7 +67,13 @@ class TrainConfig:
         needs="start_from",
         hint="remove --lora: the adapter has a rank",
     )
-    lora_alpha: float = _positive(32.0, "Strength of a LoRA adapter: its scale is alpha / rank.")
+    lora_alpha: float = option(
+        32.0,
+        "Strength of a LoRA adapter: its scale is alpha / rank.",
+        low=_ABOVE_ZERO,
+        high=1e9,
+        expected="a number above 0 and up to 1e9",
+    )
     lora_targets: LoraTargets = option("all", "Matrices of the blocks that LoRA adapts.")
     activation_checkpointing: bool | None = option(
         None, "Compute activations again in the backward pass, to save memory."
