@@ -1,5 +1,6 @@
 """Grammars that take too long or too much memory end their own request alone."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -8,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from support.servers import serving
+from tgen.errors import TgenError, UsageError
+from tgen.loaded_model import open_model
+from tgen.serve import grammar_check
+from tgen.serve.http_error import HttpError
 
 
 def body(schema: Any) -> dict[str, Any]:
@@ -21,25 +27,52 @@ def slow(n: int) -> dict[str, Any]:
     return body({"type": "integer", "multipleOf": n})  # minutes
 
 
-def test_slow_grammars_are_refused_while_others_are_answered(chat_model: Path) -> None:
+def test_others_are_answered_while_slow_grammars_compile(chat_model: Path) -> None:
     with serving(chat_model, "--grammar-timeout", 0.5, "--queue", 4) as server:
         path, numbers = "/v1/completions", (9_999_991, 9_999_973, 9_999_991)
 
         def ask(n: int) -> httpx2.Response:
-            while True:  # a busy machine leaves slow grammars too little time, and says so
-                answer = httpx2.post(server.url + path, json=slow(n), timeout=900)
-                if answer.status_code != 503:
-                    return answer
-                assert answer.json()["error"]["code"] == "overloaded"
+            return httpx2.post(server.url + path, json=slow(n), timeout=900)
 
         with ThreadPoolExecutor() as pool:
             answers = pool.map(ask, numbers)
             assert server.post(path, {"prompt": "x", "max_tokens": 1}).status_code == 200
         for answer in answers:
-            assert answer.status_code == 400
             error = answer.json()["error"]
-            assert error["param"] == "response_format"
-            assert "takes more than 0.5 s to compile" in error["message"]
+            if answer.status_code == 503:  # a busy machine leaves slow grammars too little time
+                assert error["code"] == "overloaded"
+            else:
+                assert (answer.status_code, error["param"]) == (400, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("delay", "error", "message"),
+    [
+        (1000, UsageError, "json_schema: takes more than 0.2 s to compile"),
+        (0, HttpError, "other schemas are being compiled"),
+    ],
+)
+def test_slow_grammars_are_refused(
+    chat_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    delay: int,
+    error: type[TgenError],
+    message: str,
+) -> None:
+    monkeypatch.setattr(grammar_check, "_MAX_DELAY", delay)
+
+    async def compile_all() -> None:
+        check = grammar_check.GrammarCheck(open_model(chat_model).vocabulary, 0.2)
+        for _ in range(2):
+            with pytest.raises(error, match=message):
+                await check.check({"json_schema": {"type": "integer", "multipleOf": 9_999_991}})
+        monkeypatch.setattr(grammar_check, "_MAX_DELAY", 1000)
+        await check.check({"json_schema": {"enum": ["a", "b"]}})
+        assert check._process is not None
+        check.close()
+        await check._process.wait()
+
+    asyncio.run(compile_all())
 
 
 def test_sigterm_refuses_requests_that_wait_for_their_grammar(chat_model: Path) -> None:

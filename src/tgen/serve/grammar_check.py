@@ -20,6 +20,7 @@ from tgen.serve.http_error import unavailable
 
 _REMEMBERED = 10_000  # grammars
 _MAX_AT_ONCE = 64  # grammars
+_MAX_DELAY = 4  # times the CPU time that a grammar may take, in all
 _SIMPLIFY = "simplify it"
 _LINE_BYTES = 64 << 20
 
@@ -92,7 +93,7 @@ class GrammarCheck:
         number = self._n
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         request = {"id": number, "constraint": json.loads(constraint), "seconds": self._seconds}
-        self._send(process, request)
+        self._send(process, request | {"delay": _MAX_DELAY * self._seconds})
         try:
             result = await answer
         except asyncio.CancelledError:

@@ -25,7 +25,6 @@ _BYTES = 1 << 30  # of memory that a fork may have
 _POLL_SECONDS = 0.05  # until a slow grammar is noticed
 _QUICK_SECONDS = 0.1  # of CPU time; most grammars take less
 _SLOW_PRIORITY = 10  # a tenth of the CPU time of others
-_MAX_DELAY = 4  # times the CPU time that a grammar may take, in all
 _MAX_IDLE = 4  # forks
 
 
@@ -47,10 +46,10 @@ class _Fork:
 def main() -> None:
     """Read the vocabulary from the first line, then answer requests until the end of stdin.
 
-    A request has an `id`, the `constraint` (kind, value, banned strings) and the `seconds` that it
-    may take; or an `id` and `cancel`. The answer has the `id` and, if the grammar is invalid, the
-    `message` and its `hint`; `slow` if its CPU time was over, `late` if others took too much of it,
-    `died` if the fork ended otherwise.
+    A request has an `id`, the `constraint` (kind, value, banned strings), the CPU `seconds` that it
+    may take and the `delay` in seconds until it is given up; or an `id` and `cancel`. The answer
+    has the `id` and, if the grammar is invalid, the `message` and its `hint`; `slow` if its CPU
+    time was over, `late` if its delay was, `died` if the fork ended otherwise.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     grammars: Grammars | None = None
@@ -83,7 +82,7 @@ def main() -> None:
                 elif "cancel" not in request:
                     fork = idle.pop() if idle else _make_fork(grammars)
                     fork.start = _cpu_seconds(fork.process)
-                    fork.deadline = time.monotonic() + _MAX_DELAY * request["seconds"]
+                    fork.deadline = time.monotonic() + request["delay"]
                     fork.connection.send((request["constraint"], request["seconds"]))
                     busy[request["id"]] = fork
                 elif request["id"] in busy:
