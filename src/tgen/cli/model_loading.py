@@ -20,7 +20,6 @@ def find_paths(
 ) -> tuple[Path, Path | None]:
     """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
     from tgen.checkpoint.model_lookup import CHECKPOINT, find_model
-    from tgen.lora.adapter import find_adapter
 
     if adapter is None:
         path, found_by = find_model(model)
@@ -29,6 +28,8 @@ def find_paths(
                 f"note: {model} has only checkpoints: using {path}, the newest", quiet=quiet
             )
         return path, None
+    from tgen.lora.adapter import find_adapter  # which takes milliseconds to import
+
     path = find_adapter(adapter)
     return (path, None) if model is None else (find_model(model).path, path)
 

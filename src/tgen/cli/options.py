@@ -24,7 +24,6 @@ import typer
 from tgen.cli import console
 from tgen.config import DEFAULT_ENGINE, EngineOptions
 from tgen.config.option import check_combinations, check_ranges, option
-from tgen.config.reading import Reading
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
@@ -76,6 +75,8 @@ def engine_options(**help_texts: str) -> Any:
 
 def reading_options() -> Any:
     """Declare a field that collects the given options of Reading."""
+    from tgen.config.reading import Reading
+
     return nested(Reading, columns=Reader(str, _parse_columns))
 
 

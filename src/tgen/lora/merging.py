@@ -1,9 +1,13 @@
-"""Models with an adapter: loaded with its changes added to their weights, and saved beside them."""
+"""Models with an adapter: loaded with its changes added to their weights, and saved beside them.
+
+The readers of adapters are imported when there is one: most models have none.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +19,11 @@ from tgen.checkpoint.model_dir import ModelBundle, changed_error, stored_dtype
 from tgen.checkpoint.model_files import stamp_files
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from tgen.config import ModelConfig
-from tgen.lora import adapter as adapters
-from tgen.lora import extras
-from tgen.lora.layout import Pair, adapter_layout, changes
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tgen.lora.layout import Pair
 
 
 def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
@@ -29,7 +33,7 @@ def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:
     Raises ModelError or TokenizerError.
     """
     if adapter is None and is_adapter(path):
-        path, adapter = adapters.find_base(path), path
+        path, adapter = _base(path), path
     bundle = model_dir.load(path)
     return bundle if adapter is None else _with_adapter(bundle, adapter)
 
@@ -47,18 +51,27 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     Raises ModelError or TokenizerError.
     """
-    return model_dir.load_tokenizer(adapters.find_base(path) if is_adapter(path) else path)
+    return model_dir.load_tokenizer(_base(path) if is_adapter(path) else path)
 
 
 def settings_path(path: Path, adapter: Path | None) -> Path:
     """Return the directory with the chat template and the generation config of a model, or of an
     adapter."""
     if adapter is None and is_adapter(path):
-        adapter, path = path, adapters.find_base(path)
+        adapter, path = path, _base(path)
     return model_dir.settings_path(path, adapter)
 
 
+def _base(adapter: Path) -> Path:
+    from tgen.lora.adapter import find_base
+
+    return find_base(adapter)
+
+
 def _with_adapter(bundle: ModelBundle, path: Path) -> ModelBundle:
+    from tgen.lora import adapter as adapters
+    from tgen.lora import extras
+
     adapter = adapters.read(path, bundle.config, model=bundle.path)
     warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
     merged = with_settings_of(bundle, path)
@@ -93,6 +106,9 @@ def with_settings_of(bundle: ModelBundle, adapter: Path) -> ModelBundle:
 def merge_error(bundle: ModelBundle, dtype: Dtype) -> float:
     """Return the error of an adapter's changes when the sums are rounded to `dtype`, relative to
     the changes: the root of the ratio of the sums of squares."""
+    from tgen.lora import adapter as adapters
+    from tgen.lora.layout import adapter_layout, changes
+
     assert bundle.adapter is not None
     pairs = adapters.read(bundle.adapter, bundle.config).pairs
     layout = adapter_layout(bundle.config)
@@ -109,7 +125,7 @@ def save(
     path: Path,
     config: ModelConfig,
     tokenizer: Tokenizer,
-    pairs: Mapping[str, Pair],
+    pairs: "Mapping[str, Pair]",
     *,
     base: str,
     base_digest: str,
@@ -119,6 +135,8 @@ def save(
 ) -> None:
     """Create the directory of an adapter, or replace what is in one, as `model_dir.save` does; it
     has the describing files of a model, but no config.json."""
+    from tgen.lora import adapter as adapters
+
     contents: dict[str, files.Content] = {
         **model_dir.build_metadata_files(config, tokenizer, inherited=inherited)
     }
