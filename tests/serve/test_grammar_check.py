@@ -39,7 +39,7 @@ def test_others_are_answered_while_slow_grammars_compile(chat_model: Path) -> No
             assert server.post(path, {"prompt": "x", "max_tokens": 1}).status_code == 200
         for answer in answers:
             error = answer.json()["error"]
-            if answer.status_code == 503:  # a busy machine leaves slow grammars too little time
+            if answer.status_code == 429:  # a busy machine leaves slow grammars too little time
                 assert error["code"] == "overloaded"
             else:
                 assert (answer.status_code, error["param"]) == (400, "response_format")

@@ -16,7 +16,7 @@ from tgen.errors import TgenError
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.reports.generation import Token
-from tgen.serve.http_error import HttpError, internal_error, queue_full, to_http, unavailable
+from tgen.serve.http_error import HttpError, busy, internal_error, to_http, unavailable
 
 Event = tuple[int, Token]  # number of the text within its job
 _log = logging.getLogger("tgen.serve")
@@ -106,7 +106,7 @@ class EngineThread:
         self.check_open()
         with self._changed:
             if self.n_waiting + n > self.queue_size:
-                raise queue_full(self.queue_size)
+                raise busy(f"the queue is full (limit {self.queue_size:,} texts)", "queue_full")
             self._n_reserved += n
 
     def release(self, n: int) -> None:

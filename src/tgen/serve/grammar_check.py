@@ -16,7 +16,7 @@ from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
 from tgen.machine import child
-from tgen.serve.http_error import unavailable
+from tgen.serve.http_error import busy
 
 _REMEMBERED = 10_000  # grammars
 _MAX_AT_ONCE = 64  # grammars
@@ -102,7 +102,7 @@ class GrammarCheck:
         finally:
             del self._pending[number]
         if "late" in result:
-            raise unavailable("other schemas are being compiled", "overloaded")
+            raise busy("other schemas are being compiled", "overloaded")
         if "died" in result:  # of memory, or by accident: not remembered
             raise UsageError(f"{kind}: takes too much memory to compile", _SIMPLIFY, field=kind)
         if "slow" in result:

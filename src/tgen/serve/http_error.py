@@ -62,15 +62,11 @@ def unavailable(message: str, code: str) -> HttpError:
     return HttpError(503, message, kind="unavailable_error", code=code, headers=headers)
 
 
-def queue_full(limit: int) -> HttpError:
-    """Return the error of a request for which the queue has no room."""
-    return HttpError(
-        429,
-        f"the queue is full (limit {limit:,} texts); try again later",
-        kind="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(_RETRY_SECONDS)},
-    )
+def busy(message: str, code: str) -> HttpError:
+    """Return the error of a request for which the server has no room or time now."""
+    headers = {"Retry-After": str(_RETRY_SECONDS)}
+    message = f"{message}; try again later"
+    return HttpError(429, message, kind="rate_limit_error", code=code, headers=headers)
 
 
 def internal_error() -> HttpError:
