@@ -144,7 +144,7 @@ def from_json(json: Mapping[str, Any]) -> ModelConfig:
     if quantized := json.get("quantization_config") or json.get("quantization"):
         kind = quantized.get("quant_method", "mlx") if isinstance(quantized, dict) else quantized
         raise ModelError(
-            f"the weights are quantized with {str(kind)[:100]!r}",
+            f"the weights are quantized ({str(kind)[:100]})",
             "download the unquantized model, or its GGUF file",
         )
     family = _FAMILY_BY_MODEL_TYPE[model_type]
