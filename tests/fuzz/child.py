@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, Protocol
 
 import tgen
-from tgen.cli import console
+from tgen.cli import console, rich_console
 from tgen.errors import TgenError
 from tgen.machine import memory
 
@@ -189,8 +189,10 @@ def open_screen(folder: Path) -> int:
         )
         for n in (1, 2)
     )
-    os.environ |= {"TMPDIR": str(folder), "TERM": "linux", "NO_COLOR": "1"}
+    os.environ |= {"TMPDIR": str(folder), "TERM": "dumb", "NO_COLOR": "1"}
     os.environ |= {"COLUMNS": "10000", "TGEN_WEIGHTS_CACHE": "0"}  # messages stay lines
+    for one in (rich_console.out, rich_console.err):  # Rich takes a dumb terminal for narrow
+        one._width, one._height = 10_000, 25
     return screen
 
 
