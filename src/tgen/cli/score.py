@@ -132,7 +132,6 @@ def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
 
 def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions) -> None:
     """Write the reports as they are computed."""
-    from tgen.cli.score import _JsonWriter, _print_notes, _print_settings, _TableWriter
     from tgen.scoring import score_documents
 
     settings = [_settings(model, options, chat=corpus.is_chat) for model in models]
