@@ -1,6 +1,7 @@
 """Render chat templates, which are untrusted code, in a process with time and memory limits."""
 
 import json
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ from tgen.errors import ModelError, UsageError
 from tgen.machine.child import Child
 
 Message = dict[str, str]  # role, content
-SECONDS, BYTES = 5, 512 << 20  # limits per text; memory only where the platform supports it
+SECONDS, BYTES = 5, 512 << 20  # of CPU time and of memory, where the platform can limit them
+_WALL = 12  # seconds per second of CPU time, since a busy machine has little of it
+_TIME_OVER = getattr(signal, "SIGPROF", 0)
 _MAX_RESPONSE_BYTES = 64 << 20
 
 
@@ -69,15 +72,17 @@ class Sandbox:
         return [str(text) for text in response["texts"]]
 
     def _send(self, line: bytes) -> dict[str, Any]:
+        process = None
         try:
-            with self._child.use(SECONDS) as process:
+            with self._child.use(_WALL * SECONDS) as process:
                 assert process.stdin
                 assert process.stdout
                 process.stdin.write(line)
                 process.stdin.flush()
                 return dict(json.loads(process.stdout.readline(_MAX_RESPONSE_BYTES)))
-        except TimeoutError:
-            reason = f"took more than {SECONDS} s"
-        except (OSError, ValueError):  # killed, or it exited
-            reason = "crashed its process"
+        except (OSError, ValueError) as error:  # killed, or it exited
+            is_slow = isinstance(error, TimeoutError) or (
+                process is not None and process.returncode == -_TIME_OVER
+            )
+            reason = f"took more than {SECONDS} s" if is_slow else "crashed its process"
         raise ModelError(f"the chat template {reason}", NO_CHAT_HINT)
