@@ -7,6 +7,7 @@ import pytest
 from support import documents
 from support.documents import make_docx, make_epub, make_odt, make_pdf, paragraph
 from tgen.corpus.steps import finish
+from tgen.documents import convert
 from tgen.documents.convert import convert_document
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
@@ -139,6 +140,13 @@ def test_rtf_keeps_paragraphs_lines_and_tables(read):
     text, left_out = read("a.rtf", documents.RTF)
     assert text == "Café — one\n\nVerse\nline\n\nlink\n\na\tb\nc\td\n\nEnd."
     assert left_out == {"picture": 1, "footnote": 1}
+
+
+def test_rtf_is_read_in_time_whatever_its_links_are(read, monkeypatch):
+    monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
+    monkeypatch.setattr(convert, "SECONDS", 3)
+    link = rb'{\field{\*\fldinst{HYPERLINK "http://x.y"} }{\fldrslt link}}'
+    assert read("a.rtf", rb"{\rtf1 " + link * 12000 + b"}")[0] == "link" * 12000
 
 
 def test_markdown_without_front_matter_is_no_document(read):

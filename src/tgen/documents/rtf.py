@@ -12,7 +12,6 @@ _CODE_PAGE = re.compile(rb"\\ansicpg(\d{2,5})")
 _PARAGRAPH = re.compile(r"\\(?:par|sect|page)(?![a-zA-Z]) ?")
 _CELL = re.compile(r"(?:\\par(?![a-zA-Z])([\s{}]*))?\\(?:nest)?cell(?![a-zA-Z]) ?")
 _LAST_ROW = re.compile(r"\\row(?![a-zA-Z]) ?(?!(?:[\s{}]|\\pard)*\\trowd)")
-_LINK = re.compile(r"(\\fldinst[^\\}]{0,50})HYPERLINK", re.I)  # whose address striprtf would add
 
 
 def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
@@ -24,7 +23,8 @@ def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     text = data.decode("cp1252", "replace")
     left_out["picture"] += text.count("\\pict") - text.count("\\nonshppict")
     left_out["footnote"] += len(re.findall(r"\\footnote(?![a-zA-Z])", text))
-    text = _LINK.sub(r"\1LINK", _CELL.sub(r"\1\\tab ", text))
+    text = text.replace("{\\field{", "{\\field {")  # striprtf would search links, slowly
+    text = _CELL.sub(r"\1\\tab ", text)
     text = _PARAGRAPH.sub(r"\\par\\par ", _LAST_ROW.sub(r"\\par ", text))  # \line is one line break
     try:
         text = striprtf.rtf_to_text(
