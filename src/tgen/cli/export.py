@@ -85,8 +85,8 @@ class ExportOptions:
     )
     dtype: GgufType | None = option(
         None,
-        "Type of the weights (in GGUF files, of the matrices). The types with 8 bits (q8_0) to 4 "
-        "bits (q4_0) per weight need --to gguf.",
+        "Type of the weights (in GGUF files, of the matrices); the quantized types (q8_0 to q4_0) "
+        "need --to gguf.",
         "--type",
         shown_default="as stored; quantized weights become f32",
     )

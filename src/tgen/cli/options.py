@@ -35,7 +35,7 @@ def prompt_option(help_text: str) -> Any:
 
 def prompt_file_option(**changes: Any) -> Any:
     """Declare `--prompt-file`."""
-    help_text = "File with the prompt: a text in any encoding, or a document."
+    help_text = "File with the prompt: a text or a document."
     return option(None, help_text, "--prompt-file", metavar="FILE", excludes="prompt", **changes)
 
 

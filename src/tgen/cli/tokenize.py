@@ -81,7 +81,7 @@ def tokenize(options: TokenizeOptions) -> None:
     on a terminal with colors, the colored text precedes them. Special tokens spelled out in a text
     are treated as text. A token that a model puts before each prompt is not shown.
 
-    --ids and --decode are inverse to each other, byte for byte, unless the tokenizer normalizes
+    --ids and --decode are inverses of each other, byte for byte, unless the tokenizer normalizes
     texts.
     """
     from tgen.checkpoint.model_lookup import find_model

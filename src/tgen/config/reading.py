@@ -36,7 +36,7 @@ class Reading:
     )
     columns: tuple[str, ...] | None = _reading(
         None,
-        "Columns or keys of rows: a text, or a prompt and a completion.",
+        "Columns or keys of rows, separated by commas: a text, or a prompt and a completion.",
         "--columns",
         metavar="NAMES",
         shown_default="recognized by name",

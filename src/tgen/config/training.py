@@ -141,7 +141,8 @@ class TrainConfig:
     compile: bool = option(False, "Compile the training step with torch.compile.")
     val_fraction: float = option(
         0.1,
-        "Fraction held out for validation: the end of a text, or random chats; 0 disables it.",
+        "Fraction held out for validation: the end of a text, or chats chosen by their content; "
+        "0 disables it.",
         "--val-fraction",
         panel="Data and tokenizer",
         low=0,

@@ -13,7 +13,8 @@ def bench(options: BenchOptions) -> None:
 
     Names of tests: pp512 prefills a prompt of 512 tokens; tg128 decodes 128 tokens one by one; with
     @ d4096, the KV cache starts with 4096 tokens. N,... is a list (128,256) or a range (64-256+64,
-    64-512*2); all combinations are measured, interleaved. Only forward passes are timed.
+    64-512*2); all combinations are measured, interleaved. Only forward passes are
+    timed, except with --train and --end-to-end.
     """
     from tgen.cli.bench.whole_process import run_end_to_end, run_train
 
