@@ -157,7 +157,10 @@ class GenerateOptions:
         penalize_prompt=Reader(bool, lambda given: not given),
     )
     chat: bool = _chat(
-        False, "Answer the prompt with the model's chat template.", "--chat", excludes="echo"
+        False,
+        "Format the prompt as a user's message with the model's chat template.",
+        "--chat",
+        excludes="echo",
     )
     interactive: bool = option(
         False,
