@@ -75,7 +75,7 @@ class ScoreOptions:
     json: bool = json_option("Write one JSON object per line: per document, and the total.")
     quiet: bool = quiet_option()
     engine: EngineOptions = engine_options(
-        dtype="Data type of the weights in memory, on a CPU.",
+        dtype="Data type of the weights; int8 and int4 need a CPU.",
         cache_dtype="Data type of the KV cache, on a CPU.",
     )
 
@@ -88,10 +88,10 @@ def score(options: ScoreOptions) -> None:
     """Measure how well a model predicts texts: bits per byte and perplexity.
 
     Bits per byte can be compared across models, perplexities only across models with the same
-    tokenizer. A document is a file, a part of a file delimited by <|endoftext|>, or a row of a
-    .jsonl file. In prompt/completion rows, only completions are scored; in messages rows, only the
-    assistant's messages. Documents are scored separately, each after the model's beginning-of-text
-    or end-of-text token. The model's chat template renders messages.
+    tokenizer. A document is a file, a part of a file delimited by <|endoftext|>, or a row. In
+    prompt/completion rows, only completions are scored; in messages rows, only the assistant's
+    messages. Documents are scored separately, each after the model's beginning-of-text or
+    end-of-text token. The model's chat template renders messages.
 
     The standard error treats documents as independent samples or, if there are fewer than 10,
     blocks of their text that are at least as long as the context. With --compare, p is the

@@ -37,7 +37,7 @@ class EngineOptions:
     threads: int | None = threads_option(_PANEL)
     dtype: StoredAs | None = option(
         None,
-        "Data type of the weights in memory, on a CPU; int4 is smallest, fastest and least exact.",
+        "Data type of the weights; int8 and int4 (smallest, fastest, least exact) need a CPU.",
         "--dtype",
         panel=_PANEL,
         shown_default="as stored",
