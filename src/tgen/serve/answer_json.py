@@ -9,7 +9,8 @@ from typing import Any
 from tgen.reports.generation import Token
 from tgen.serve.engine_thread import Event
 from tgen.serve.http_error import bad_request
-from tgen.serve.text_request import PreparedTexts, TextRequest
+from tgen.serve.preparation import PreparedTexts
+from tgen.serve.text_request import TextRequest
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -30,7 +30,8 @@ from tgen.serve.http_error import (
     to_http,
     unavailable,
 )
-from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse, prepare
+from tgen.serve.preparation import prepare
+from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 from tgen.serve.text_response import TextResponse, wait_for_disconnect
 
 _PREPARING_THREADS = 2

@@ -1,0 +1,79 @@
+"""Bodies of requests: JSON objects with strict types, and errors that name the field."""
+
+import json
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from tgen.serve.http_error import HttpError, bad_request
+
+# Type of an error -> what is expected.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "string_unicode": "text without unpaired surrogates",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than_equal": "at most {le:,}",
+    "too_short": "a value that is not empty",
+    "literal_error": "{expected}",
+    "value_error": "{error}",  # of a field's own validator
+}
+
+
+class JsonObject(BaseModel):
+    """A JSON object with the declared fields; others are ignored.
+
+    Types are strict: strings and booleans are not accepted as numbers.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+def check_unicode(text: str) -> str:
+    """Return the text; raises ValueError for one with unpaired surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text without unpaired surrogates") from None
+    return text
+
+
+Unicode = Annotated[str, AfterValidator(check_unicode)]
+
+
+def load_object(body: bytes) -> dict[str, Any]:
+    """Return the fields of a body that are not null.
+
+    Raises HttpError, and RecursionError for a body that is nested too deeply.
+    """
+    try:
+        values = json.loads(body.decode(), parse_constant=_reject_constant)
+    except ValueError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise bad_request('the body is not a JSON object such as {"prompt": "What is"}')
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def describe_error(error: ValidationError) -> HttpError:
+    """Return the error that names the first invalid field, its value and what is expected."""
+    first = error.errors(include_url=False)[0]
+    kind = first["type"]
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:60]}" for step in first["loc"])
+    path = "".join(steps).removeprefix(".")
+    if kind in ("missing", "extra_forbidden"):
+        state = "missing" if kind == "missing" else "not supported"
+        return bad_request(f"{path} is {state}", path)
+    expected = _EXPECTED.get(kind, first["msg"]).format(**first.get("ctx", {}))
+    expected = expected.removesuffix(".0")  # limits of floats
+    value = json.dumps(first["input"])[:60]
+    return bad_request(f"{path}: invalid value {value}, expected {expected}", path)
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")

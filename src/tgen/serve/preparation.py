@@ -1,0 +1,121 @@
+"""The engine's requests of a request for texts.
+
+Worker threads apply the template, tokenize, and check limits and grammar, so that these do not
+delay other texts.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tgen.config import SamplingConfig
+from tgen.errors import ModelError
+from tgen.generation.random_numbers import row_seed, sample_seed
+from tgen.generation.sequence import Request
+from tgen.loaded_model import LoadedModel
+from tgen.serve.http_error import bad_request
+from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
+
+_COMPLETION_TOKENS = 16  # OpenAI's default
+_MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
+# As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
+_FIXED = {"penalize_prompt": False, "overflow": "error"}
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Raise HttpError for the first id of a prompt that the model does not have."""
+    for i in ids:
+        if not 0 <= i < vocab_size:
+            message = f"prompt: invalid token id {i if abs(i) < 2**63 else 'beyond 64 bits'}"
+            raise bad_request(f"{message}, expected ids below {vocab_size:,}", "prompt")
+
+
+class PreparedTexts(NamedTuple):
+    """The engine's requests, `n` per prompt, and what the answer says about the prompts."""
+
+    requests: list[Request]
+    prompt_tokens: int  # over all prompts
+    echoes: list[str]  # per prompt, if requested
+
+
+def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> PreparedTexts:
+    """Encode the prompts and check that each text can be generated.
+
+    Without a seed, one is chosen. Text c of prompt p has the seed of the text that `tgen generate`
+    gives as sample c of row p. Raises HttpError and TgenError.
+    """
+    seed = secrets.randbelow(1 << 32) if request.seed is None else request.seed
+    prompts, ends = _encode(model, request)
+    requests: list[Request] = []
+    echoes: list[str] = []
+    for p, ids in enumerate(prompts):
+        options = model.defaults | request.sampling | {"logprobs": request.n_top or 0} | _FIXED
+        options["max_new_tokens"] = _count(model, request, len(ids), max_tokens)
+        try:
+            sampling = SamplingConfig(**options, seed=row_seed(seed, p))
+            first = model.request(ids, sampling, ends)
+        except RecursionError:
+            raise bad_request("the nesting is too deep", "response_format") from None
+        for c in range(request.n):
+            other = sampling.with_seed(sample_seed(sampling.seed, c))
+            requests.append(first._replace(sampling=other))
+        if isinstance(request, CompletionRequest) and request.echo:
+            prompt = request.prompt[p]
+            decoded = model.tokenizer.decode(ids).decode(errors="replace")
+            echoes.append(prompt if isinstance(prompt, str) else decoded)
+    return PreparedTexts(requests, sum(map(len, prompts)), echoes)
+
+
+def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
+    """Return the ids of each prompt, and the tokens that end a text besides the model's own."""
+    if isinstance(request, ChatRequest):
+        try:
+            chat = model.chat_format
+        except ModelError:
+            message = (
+                f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
+                "a model with a chat template"
+            )
+            raise bad_request(message, "messages", "no_template") from None
+        return [chat.encode(request.conversation)], chat.end_ids
+    prompts = []
+    for prompt in request.prompt:
+        if isinstance(prompt, str):
+            _check_characters(model, prompt)
+            prompts.append(model.encode(prompt))
+        else:
+            check_ids(prompt, model.tokenizer.vocab_size)
+            prompts.append(prompt)
+    return prompts, frozenset()
+
+
+def _check_characters(model: LoadedModel, prompt: str) -> None:
+    """Raise HttpError for a prompt that cannot fit the context, before it is encoded."""
+    length = model.engine.context_length
+    if len(prompt) <= length:
+        return
+    longest = max(map(len, model.vocabulary.tokens))
+    n = len("".join(prompt.split()))  # some tokenizers drop white space
+    if n > length * longest * _MAX_COMPOSED:
+        message = f"a prompt of {n:,} characters does not fit the context of {length:,} tokens"
+        raise bad_request(message, "prompt", "context_length_exceeded")
+
+
+def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
+    """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
+    length, requested = model.engine.context_length, request.max_tokens
+    if isinstance(request, ChatRequest):
+        requested = request.max_completion_tokens or requested
+    if requested is not None and requested > max_tokens:
+        message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
+        raise bad_request(message, "max_tokens")
+    room = length + 1 - n_prompt  # a full context still predicts one more token
+    if room < (requested or 1):
+        needed = f" and {requested:,} new tokens do" if requested else " does"
+        raise bad_request(
+            f"a prompt of {n_prompt:,} tokens{needed} not fit the context of {length:,} tokens",
+            "messages" if request.chat else "prompt",
+            "context_length_exceeded",
+        )
+    default = max_tokens if request.chat else min(_COMPLETION_TOKENS, max_tokens)
+    return requested if requested is not None else min(default, room)
