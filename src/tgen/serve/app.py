@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +32,13 @@ from tgen.serve.http_error import (
 )
 from tgen.serve.preparation import prepare
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
-from tgen.serve.text_response import TextResponse, wait_for_disconnect
+from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_for_disconnect
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
 _MAX_OPEN = 512  # requests
+# From a body and the id of the model to the request and the form of its answer.
+_Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +152,12 @@ class Service:
         return model | {"owned_by": "tgen", "max_model_len": length}
 
     async def _completions(self, request: Request) -> Response:
-        return await self._create(request, CompletionRequest)
+        return await self._create(request, _read_completion)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._create(request, ChatRequest)
+        return await self._create(request, _read_chat)
 
-    async def _create(self, request: Request, kind: type[TextRequest]) -> Response:
+    async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
@@ -164,9 +166,9 @@ class Service:
         run = asyncio.get_running_loop().run_in_executor
         try:
             if len(body) < _SMALL_BODY:
-                text_request = parse(body, kind, self._name)
+                text_request, form = read(body, self._name)
             else:
-                text_request = await run(self._preparers, parse, body, kind, self._name)
+                text_request, form = await run(self._preparers, read, body, self._name)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
         n, limits = text_request.n_texts, self._limits
@@ -195,6 +197,7 @@ class Service:
             self._metrics,
             job,
             answer,
+            form,
             stream=text_request.stream,
             timeout=limits.request_seconds,
         )
@@ -232,6 +235,14 @@ class Service:
             message = f"the body did not arrive within {seconds:g} seconds"
             raise HttpError(408, message, headers={"Connection": "close"}) from None
         return bytes(body)
+
+
+def _read_completion(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
+    return parse(body, CompletionRequest, model), OpenAIForm()
+
+
+def _read_chat(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
+    return parse(body, ChatRequest, model), OpenAIForm()
 
 
 def _plain_path(path: str) -> str:

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,12 +16,54 @@ from tgen.serve.http_error import HttpError, internal_error
 from tgen.serve.metrics import Metrics
 
 _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 _log = logging.getLogger("tgen.serve")
+
+
+class AnswerForm(Protocol):
+    """How a protocol writes an answer, which it takes in OpenAI's form, whole or in chunks.
+
+    Each answer has its own, which may remember what it has written.
+    """
+
+    content_type: str  # of a stream
+
+    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
+        """Return the answer that is not a stream."""
+
+    def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """Return the next part of a stream."""
+
+    def end(self, job: Job) -> bytes:
+        """Return the end of a stream whose texts have ended."""
+
+    def error(self, error: HttpError) -> bytes:
+        """Return the end of a stream that fails."""
+
+
+class OpenAIForm:
+    """The answers of /v1/completions and /v1/chat/completions."""
+
+    content_type = EVENT_STREAM
+
+    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
+        """Return the answer itself."""
+        del job
+        return answer
+
+    def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """Return one server-sent event per chunk."""
+        return b"".join(b"data: " + dump_json(chunk) + b"\n\n" for chunk in chunks)
+
+    def end(self, job: Job) -> bytes:
+        """Return the event that says that nothing is missing."""
+        del job
+        return b"data: [DONE]\n\n"
+
+    def error(self, error: HttpError) -> bytes:
+        """Return the error, without [DONE]: the texts are incomplete."""
+        return self.chunks([error.content])
 
 
 class TextResponse(Response):
@@ -36,6 +78,7 @@ class TextResponse(Response):
         metrics: Metrics,
         job: Job,
         answer: Answer,
+        form: AnswerForm,
         *,
         stream: bool,
         timeout: float,
@@ -43,7 +86,7 @@ class TextResponse(Response):
         """`timeout`: seconds from now until the last token."""
         super().__init__()
         self._engine, self._metrics, self._job, self._answer = engine, metrics, job, answer
-        self._stream, self._timeout = stream, timeout
+        self._form, self._stream, self._timeout = form, stream, timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or stop when the client leaves."""
@@ -68,34 +111,36 @@ class TextResponse(Response):
                     self._answer.add(await self._job.events())
         except TimeoutError:
             raise self._timed_out() from None
-        await JSONResponse(self._answer.whole())(scope, receive, send)
+        whole = self._form.whole(self._answer.whole(), self._job)
+        await JSONResponse(whole)(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         """Start the response with the first token: until then, errors have a status."""
-        started = False
+        answer, form, started = self._answer, self._form, False
+        headers = [(b"content-type", form.content_type.encode()), *_HEADERS]
         try:
             async with asyncio.timeout(self._timeout):
-                self._answer.add(await self._job.events())
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                answer.add(await self._job.events())
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
-                await _send_part(send, _format_events(self._answer.first_chunks()))
-                await _send_part(send, _format_events(self._answer.new_chunks()))
-                while not self._answer.is_complete:
+                await _send_part(send, form.chunks(answer.first_chunks()))
+                await _send_part(send, form.chunks(answer.new_chunks()))
+                while not answer.is_complete:
                     await asyncio.sleep(_PACE)
-                    self._answer.add(await self._job.events())
-                    await _send_part(send, _format_events(self._answer.new_chunks()))
+                    answer.add(await self._job.events())
+                    await _send_part(send, form.chunks(answer.new_chunks()))
         except (HttpError, TimeoutError) as error:
             failure = error if isinstance(error, HttpError) else self._timed_out()
             if not started:
                 raise failure from None
-            end = _format_events([failure.content])  # no [DONE]: the texts are incomplete
+            end = form.error(failure)
         except Exception:
             if not started:
                 raise
             _log.exception("a stream failed")
-            end = _format_events([internal_error().content])
+            end = form.error(internal_error())
         else:
-            end = _format_events(self._answer.last_chunks()) + b"data: [DONE]\n\n"
+            end = form.chunks(answer.last_chunks()) + form.end(self._job)
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _timed_out(self) -> HttpError:
@@ -115,8 +160,6 @@ async def _send_part(send: Send, body: bytes) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _format_events(chunks: Iterable[dict[str, Any]]) -> bytes:
-    """Return one server-sent event per chunk."""
-    separators = (",", ":")
-    events = (json.dumps(chunk, ensure_ascii=False, separators=separators) for chunk in chunks)
-    return "".join(f"data: {event}\n\n" for event in events).encode()
+def dump_json(value: Any) -> bytes:
+    """Return a value as one line of JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
