@@ -64,8 +64,9 @@ def open_model(
     n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
     engine = open_engine(bundle, options)
     bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
-    is_default = options.dtype in (None, stored)
-    store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
+    store, is_default = None, options.dtype in (None, stored)
+    if bundle.adapter is None:
+        store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
     return LoadedModel(bundle, engine, store)
 
 

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from tgen.loaded_model import LoadedModel
 from tgen.serve.app import Service, ServiceLimits
-from tgen.serve.engine_thread import EngineThread
+from tgen.serve.models import ModelSettings, ServedModels, describe_source
 from tgen.serve.server import Connection
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -95,7 +95,7 @@ def test_slow_answers_keep_their_connection() -> None:
 
 def test_new_connections_take_the_place_of_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "idle_seconds", 900)
-    monkeypatch.setattr("tgen.serve.server._MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(Connection, "max_connections", 3)
 
     async def app(_: Any, __: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -113,26 +113,34 @@ def test_new_connections_take_the_place_of_idle_ones(monkeypatch: pytest.MonkeyP
     asyncio.run(talk_to(app, talk))
 
 
-def test_more_requests_than_may_be_open_are_refused(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tgen.serve.app._MAX_OPEN", 0)
+def _serve(loaded: LoadedModel) -> ServedModels:
+    """Return the models of a server that has one."""
+    source = describe_source("tiny", loaded.bundle.path, None, None)
+    models = ServedModels([source], lambda _: loaded, ModelSettings(batch_size=2, queue_size=8))
+    models.add("tiny", loaded, "")
+    return models
 
+
+def test_more_requests_than_may_be_open_are_refused(loaded: LoadedModel) -> None:
     async def main() -> None:
-        engine = EngineThread(loaded, batch_size=2, queue_size=8)
-        limits = ServiceLimits(max_tokens=9, body_bytes=999, body_seconds=9, request_seconds=9)
-        service = Service(loaded, engine, limits, name="tiny", fingerprint="")
+        models = _serve(loaded)
+        limits = ServiceLimits(body_bytes=999, body_seconds=9, request_seconds=9, open_requests=0)
+        service = Service(models, limits)
         status, body = await _call(service, b'{"prompt": "x"}', whole=True)
         assert status == 503
         assert b'"overloaded"' in body
-        engine.stop()
-        engine.join(60)
+        status, body = await _call(service, b"", whole=True, path="/health")
+        assert status == 200
+        models.stop()
+        models.join(60)
         service.close()
 
     asyncio.run(main())
 
 
-async def _call(service: Service, body: bytes, *, whole: bool) -> tuple[int, bytes]:
+async def _call(
+    service: Service, body: bytes, *, whole: bool, path: str = "/v1/completions"
+) -> tuple[int, bytes]:
     """Return the status and the body of an answer to a client that stays connected."""
     parts = [{"type": "http.request", "body": body, "more_body": not whole}]
     sent: list[Any] = []
@@ -144,18 +152,19 @@ async def _call(service: Service, body: bytes, *, whole: bool) -> tuple[int, byt
         sent.append(message)
 
     headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    method = "POST" if body else "GET"
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
     await service(scope | {"query_string": b"", "root_path": ""}, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
 def test_bodies_and_texts_have_a_deadline(loaded: LoadedModel) -> None:
     async def main() -> None:
-        engine = EngineThread(loaded, batch_size=2, queue_size=8)
+        models = _serve(loaded)
         limits = ServiceLimits(
             max_tokens=2000, body_bytes=1000, body_seconds=0.01, request_seconds=0.01
         )
-        service = Service(loaded, engine, limits, name="tiny", fingerprint="")
+        service = Service(models, limits)
         status, body = await _call(service, b'{"prompt"', whole=False)
         assert status == 408
         for more in (b"", b', "stream": true'):
@@ -164,10 +173,10 @@ def test_bodies_and_texts_have_a_deadline(loaded: LoadedModel) -> None:
             assert status == (200 if b"data" in body else 503)
             assert b'"timeout"' in body
             assert b"[DONE]" not in body
-        while engine.n_running + engine.n_waiting:
+        while models.n_running + models.n_waiting:
             await asyncio.sleep(0)
-        engine.stop()
-        engine.join(60)
+        models.stop()
+        models.join(60)
         service.close()
 
     asyncio.run(main())

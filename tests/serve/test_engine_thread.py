@@ -10,9 +10,11 @@ from tgen.errors import TgenError
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve import server
+from tgen.serve.access_log import AccessLog
 from tgen.serve.app import ServiceLimits
 from tgen.serve.engine_thread import EngineThread, Job
 from tgen.serve.http_error import HttpError
+from tgen.serve.models import ModelSettings, describe_source
 
 _Test = Callable[[EngineThread], Coroutine[Any, Any, None]]
 
@@ -143,9 +145,12 @@ def test_failing_engine_answers_everyone_and_ends_the_server(
         def complete(self, *_: Any, **__: Any) -> Iterator[Any]:
             raise RuntimeError("planted")
 
-    limits = ServiceLimits(max_tokens=9, body_bytes=9, body_seconds=9, request_seconds=9)
+    source = describe_source("m", loaded.bundle.path, None, None)
     settings = server.ServerSettings(
-        name="m", batch_size=1, queue_size=1, drain_seconds=9, limits=limits
+        models=ModelSettings(batch_size=1, queue_size=1),
+        drain_seconds=9,
+        limits=ServiceLimits(body_bytes=9, body_seconds=9, request_seconds=9),
     )
+    useless: Any = Useless(loaded)
     with server.listen("127.0.0.1", 0) as sock, pytest.raises(TgenError, match="engine failed"):
-        server.serve(Useless(loaded), sock, settings)  # type: ignore[arg-type]
+        server.serve([source], lambda _: useless, sock, settings, AccessLog("off", print))

@@ -76,11 +76,14 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(model: Path, *options: object, key: str | None = None) -> Iterator[ServerProcess]:
+def serving(
+    model: object, *options: object, key: str | None = None, log: str = "off"
+) -> Iterator[ServerProcess]:
     """Start a server, and end it with SIGTERM unless it has ended."""
     keys = [] if key is None else ["--api-key", key]
     arguments = ["-m", model, "--port", 0, "--threads", 1, *keys]
-    arguments += ["--grammar-timeout", 900, *options]  # a busy machine compiles slowly
+    # A busy machine compiles slowly.
+    arguments += ["--grammar-timeout", 900, "--log", log, *options]
     with start("serve", *arguments, stderr=subprocess.PIPE) as process:
         try:
             server = ServerProcess(process, key)

@@ -1,9 +1,12 @@
 """`tgen serve`: OpenAI's HTTP API in front of a model."""
 
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
 from tgen.cli.model_loading import load_model
@@ -12,18 +15,38 @@ from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
 
+if TYPE_CHECKING:
+    from tgen.loaded_model import LoadedModel
+    from tgen.serve.models import ModelSource
+
 KEY_VARIABLE = "TGEN_API_KEY"
 _LIMITS, _SPEED = "Limits", "Performance"
 _limit, _speed = (partial(option, panel=panel) for panel in (_LIMITS, _SPEED))
 PANELS = (_LIMITS, _SPEED)
 _BODY_SECONDS = 10.0
+_STDERR = 2
+_RAM_SHARE = 0.8  # of the free RAM, for weights
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+", re.ASCII)
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """The options of `tgen serve`."""
 
-    model: str | None = model_option()
+    model: list[str] = model_option(
+        "Model path or name, as in tgen generate; with NAME=, its name in the API. Repeatable: "
+        "several models are loaded when they are needed.",
+        default_factory=list,
+        metavar="[NAME=]MODEL",
+    )
+    adapter: list[str] = option(
+        default_factory=list,
+        help_text="LoRA adapter in PEFT's format, served as a model of its own. It belongs to the "
+        "only --model, else to the base that it names. Repeatable.",
+        flags="--adapter",
+        metavar="[NAME=]DIR",
+    )
     host: str = option(
         "127.0.0.1",
         "Address to listen on; 0.0.0.0 accepts connections from other machines.",
@@ -40,6 +63,19 @@ class ServeOptions:
         metavar="KEY",
         shown_default=f"the environment variable {KEY_VARIABLE}, else none",
     )
+    cors: list[str] = option(
+        default_factory=list,
+        help_text="Origin whose web pages may use the server, such as https://example.com, or * "
+        "for all, which needs a key. Repeatable.",
+        flags="--cors",
+        metavar="ORIGIN",
+    )
+    log: Literal["text", "json", "off"] | None = option(
+        None,
+        "Access log on stderr: one line per request, without texts.",
+        "--log",
+        shown_default="text; off with --quiet",
+    )
     quiet: bool = quiet_option(panel="")
     max_tokens: int | None = _limit(
         None,
@@ -51,7 +87,21 @@ class ServeOptions:
     queue_size: int = _limit(
         128, "Number of texts that may wait; further requests get status 429.", "--queue", low=1
     )
+    max_open: int = _limit(
+        512,
+        "Number of requests that may be open; further ones get status 503, but not /health.",
+        "--max-open",
+        low=1,
+        high=100_000,
+    )
     max_body: str = _limit("1MB", "Maximum size of a request.", "--max-body", metavar="SIZE")
+    model_memory: str | None = _limit(
+        None,
+        "Memory for the weights of several models; the least recently used are unloaded.",
+        "--model-memory",
+        metavar="SIZE",
+        shown_default="80% of the free RAM",
+    )
     request_timeout: float = _limit(
         600.0,
         "Maximum time of a request in seconds, including its time in the queue.",
@@ -79,15 +129,41 @@ class ServeOptions:
     engine: EngineOptions = engine_options()
 
     def __post_init__(self) -> None:
-        _ = self.body_bytes
+        _ = self.body_bytes, self.model_memory and self.memory_bytes
         if self.key == "":
             message = "--api-key: the key is empty"
             raise UsageError(message, f"pass a key, or unset {KEY_VARIABLE}")
+        if "*" in self.origins and self.key is None:
+            message = "--cors '*' without a key lets every web page use the server"
+            raise UsageError(message, f"set --api-key or {KEY_VARIABLE}, or name the origins")
 
     @property
     def body_bytes(self) -> int:
         """Maximum size of a request in bytes."""
         return parse_size("--max-body", self.max_body)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory for weights in bytes; None if it is unknown."""
+        if self.model_memory is not None:
+            return parse_size("--model-memory", self.model_memory)
+        from tgen.machine.memory import free_ram
+
+        free = free_ram()
+        return None if free is None else int(_RAM_SHARE * free)
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins of web pages, as browsers send them."""
+        origins = []
+        for text in self.cors:
+            origin = text.strip().lower()
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                hint = "set --cors to scheme, host and port alone, such as https://example.com"
+                raise UsageError(f"--cors: invalid value {text!r}", hint)
+            scheme = origin.partition(":")[0]
+            origins.append(origin.removesuffix(_DEFAULT_PORTS.get(scheme, " ")))
+        return origins
 
     @property
     def key(self) -> str | None:
@@ -101,7 +177,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> None:
-    """Serve a model with OpenAI's HTTP API.
+    """Serve models with OpenAI's HTTP API.
 
     Paths: /v1/models, /v1/completions, /v1/chat/completions, /health, and /metrics for Prometheus.
     The texts of all requests are generated together; each depends only on its own request and seed.
@@ -113,46 +189,109 @@ def serve(options: ServeOptions) -> None:
     """
     try:
         from tgen.serve import server
+        from tgen.serve.access_log import AccessLog
         from tgen.serve.app import ServiceLimits
+        from tgen.serve.models import ModelSettings
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("pydantic", "starlette", "uvicorn"):
             raise
         message = f"tgen serve needs the package {package}"
         raise TgenError(message, "pip install 'tgen-lm[serve]'") from None
-    from tgen.checkpoint.model_lookup import find_model
-
     quiet = options.quiet
-    path = find_model(options.model).path
+    sources = find_sources(options.model, options.adapter)
     sock = server.listen(options.host, options.port)
-    try:
-        model = load_model(path, options.engine, quiet=quiet)
-        server.warm_up(model)
-        settings = server.ServerSettings(
-            name=_model_name(options.model, path),
+    settings = server.ServerSettings(
+        models=ModelSettings(
             batch_size=options.batch_size,
             queue_size=options.queue_size,
-            drain_seconds=options.drain_timeout,
-            api_key=options.key,
-            limits=ServiceLimits(
-                max_tokens=options.max_tokens or model.engine.context_length,
-                body_bytes=options.body_bytes,
-                body_seconds=_BODY_SECONDS,
-                request_seconds=options.request_timeout,
-                grammar_seconds=options.grammar_timeout,
-            ),
-        )
+            grammar_seconds=options.grammar_timeout,
+            memory_bytes=options.memory_bytes,
+        ),
+        drain_seconds=options.drain_timeout,
+        api_key=options.key,
+        origins=options.origins,
+        limits=ServiceLimits(
+            max_tokens=options.max_tokens,
+            body_bytes=options.body_bytes,
+            body_seconds=_BODY_SECONDS,
+            request_seconds=options.request_timeout,
+            open_requests=options.max_open,
+        ),
+    )
+
+    def load(source: "ModelSource") -> "LoadedModel":
+        return load_model(source.path, options.engine, adapter=source.adapter, quiet=quiet)
+
+    def print_addresses() -> None:
         if options.key is None and not server.is_loopback(sock):
             message = (
                 "warning: everyone who can reach this address can use the model "
                 f"(set --api-key or {KEY_VARIABLE})"
             )
             console.print_status(message, quiet=quiet)
-        url = server.url(sock)
-        console.print_status(f"{path} · serving {settings.name} on {url}", quiet=quiet)
-        server.serve(model, sock, settings)
+        for source in sources:
+            where = f"{source.adapter or source.path} · serving {source.name}"
+            console.print_status(f"{where} on {server.url(sock)}", quiet=quiet)
+
+    log = AccessLog(options.log or ("off" if quiet else "text"), partial(os.write, _STDERR))
+    try:
+        server.serve(sources, load, sock, settings, log, print_addresses)
     finally:
         sock.close()
+
+
+def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelSource"]:
+    """Find what `--model` and `--adapter` name, in their order.
+
+    Raises UsageError for a name that is given twice, ModelError for a model that does not exist.
+    """
+    from tgen.checkpoint.model_lookup import find_model
+    from tgen.checkpoint.stored_models import is_adapter
+    from tgen.lora import adapter as adapters_of
+    from tgen.serve.models import describe_source
+
+    found: list[tuple[str, Path, Path | None]] = []  # name, model or base, adapter
+
+    def add_model(name: str, model: str | None) -> None:
+        path = find_model(model).path
+        is_alone = not is_adapter(path)
+        base = path if is_alone else adapters_of.find_base(path)
+        found.append((name or _model_name(model, path), base, None if is_alone else path))
+
+    if not models and not adapters:
+        add_model("", None)
+    for text in models:
+        add_model(*_split_name("--model", text))
+    for name, directory in (_split_name("--adapter", text) for text in adapters):
+        adapter = adapters_of.find_adapter(directory)
+        base = found[0][1] if len(models) == 1 else adapters_of.find_base(adapter)
+        if not any(other is None and path.samefile(base) for _, path, other in found):
+            if models:
+                message = f"--adapter {directory}: its base {str(base)!r} is not served"
+                raise UsageError(message, f"add --model {base}")
+            found.append((_model_name(None, base), base, None))
+        found.append((name or _model_name(directory, adapter), base, adapter))
+    names = [name for name, *_ in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        message = f"two models have the name {twice[0]!r}"
+        raise UsageError(message, "name one of them: --model NAME=MODEL or --adapter NAME=DIR")
+    bases = {name: path for name, path, adapter in found if adapter is None}
+    sources = []
+    for name, path, its_adapter in found:
+        same = (one for one in bases if its_adapter and bases[one].samefile(path))
+        sources.append(describe_source(name, path, its_adapter, next(same, None)))
+    return sources
+
+
+def _split_name(flag: str, text: str) -> tuple[str, str]:
+    """Return the name and the rest of NAME=REST; no name for a path, which may have a "=", too."""
+    name, equals, rest = text.partition("=")
+    if not equals or os.path.exists(text):
+        return "", text
+    if not name.strip() or not name.isprintable() or not rest:
+        raise UsageError(f"{flag}: invalid value {text!r}", f"use {flag} NAME=DIRECTORY")
+    return name.strip(), rest
 
 
 def _model_name(name: str | None, path: Path) -> str:

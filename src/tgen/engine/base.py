@@ -71,6 +71,14 @@ class Engine(Protocol):
     def cache_bytes(self) -> int:
         """Bytes of the cached keys and values."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are not another engine's."""
+
+    def share_weights(self, other: Self) -> None:
+        """Use another engine's memory for the weights that are equal bit by bit; before the first
+        pass."""
+
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
 

@@ -48,6 +48,7 @@ class TorchEngine:
         )
         self._pass_cost = _CPU_PASS_COST if self.device.type == "cpu" else _GPU_PASS_COST
         self._lock = threading.Lock()  # shared by clones: nothing may run during a graph capture
+        self._shared: set[int] = set()  # addresses of weights of another engine
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -55,6 +56,22 @@ class TorchEngine:
         dtype = weight.dtype if isinstance(weight, nn.Parameter) else torch.float32  # frozen ones
         self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
         self._graphed_step = GraphedStep(self.model, self._cache)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are not another engine's."""
+        return sum(p.nbytes for p in self.model.parameters() if p.data_ptr() not in self._shared)
+
+    def share_weights(self, other: Self) -> None:
+        """Use another engine's memory for equal weights; see `engine.base.Engine`."""
+        theirs = dict(other.model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            same = theirs.get(name)
+            if same is None or (same.shape, same.dtype) != (parameter.shape, parameter.dtype):
+                continue
+            if torch.equal(same, parameter):
+                parameter.data = same.data
+                self._shared.add(same.data_ptr())
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""

@@ -9,34 +9,37 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgen.config import CONSTRAINTS
 from tgen.errors import TgenError
-from tgen.loaded_model import LoadedModel
 from tgen.serve import metrics
 from tgen.serve.access import Access
+from tgen.serve.access_log import AccessLog, LogEntry
 from tgen.serve.answer_json import Answer
-from tgen.serve.engine_thread import EngineThread, Job
-from tgen.serve.grammar_check import GrammarCheck
+from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import (
     HttpError,
     bad_request,
     internal_error,
     model_not_found,
+    timed_out,
     to_http,
     unavailable,
 )
+from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import prepare
+from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_for_disconnect
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
-_MAX_OPEN = 512  # requests
+_ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
 # From a body and the id of the model to the request and the form of its answer.
 _Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
 
@@ -45,11 +48,11 @@ _Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
 class ServiceLimits:
     """What one request may ask for."""
 
-    max_tokens: int  # new tokens per text
+    max_tokens: int | None = None  # new tokens per text; None: the context length
     body_bytes: int
     body_seconds: float  # until the whole body is there
     request_seconds: float  # until the last token, in the queue and in the batch
-    grammar_seconds: float = 2.0  # of CPU time, to compile a constraint
+    open_requests: int = 512  # of all clients, at a time
 
 
 class Service:
@@ -57,24 +60,32 @@ class Service:
 
     def __init__(
         self,
-        model: LoadedModel,
-        engine: EngineThread,
+        models: ServedModels,
         limits: ServiceLimits,
         *,
-        name: str,
-        fingerprint: str,
         api_key: str | None = None,
         allowed_hosts: Collection[str] | None = None,
+        origins: Collection[str] = (),
+        log: AccessLog | None = None,
     ) -> None:
-        """`api_key` and `allowed_hosts` as in `Access`."""
-        self._model, self._engine, self._limits = model, engine, limits
-        self._name, self._fingerprint, self._created = name, fingerprint, int(time.time())
+        """`api_key` and `allowed_hosts` as in `Access`; web pages of `origins` may use the server,
+        "*" means all."""
+        self._models, self._limits, self._log = models, limits, log
+        self._created = int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
-        self._grammars = GrammarCheck(model.vocabulary, limits.grammar_seconds)
         self._draining = asyncio.Event()
         self._n_open = 0  # requests that are being answered
         self._access = Access(api_key, allowed_hosts)
+        self._app: ASGIApp = self._answer
+        if origins:
+            self._app = CORSMiddleware(
+                self._answer,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["Retry-After"],
+            )
         self._router = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -91,65 +102,74 @@ class Service:
                 Exception: _answer_bug,
             },
         )
+        self._router.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request, and log it."""
 
         async def count_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                entry.status = message["status"]
                 self._metrics.responses[message["status"]] += 1
             await send(message)
 
         scope["path"] = _plain_path(scope["path"])
+        entry = scope["log_entry"] = LogEntry(scope)
         self._n_open += 1
         try:
-            self._access.check(scope)
-            if scope["path"].startswith("/v1/"):
-                self._engine.check_open()
-                if self._n_open > _MAX_OPEN:
-                    raise unavailable("too many requests at a time", "overloaded")
-        except HttpError as error:
-            await error.response()(scope, receive, count_and_send)
-        else:
-            await self._router(scope, receive, count_and_send)
+            await self._app(scope, receive, count_and_send)
         finally:
             self._n_open -= 1
+            if self._log is not None:
+                self._log.add(entry)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._access.check(scope)
+            if scope["path"] not in _ALWAYS_ANSWERED:
+                self._models.check_open()
+                if self._n_open > self._limits.open_requests:
+                    raise unavailable("too many requests at a time", "overloaded")
+        except HttpError as error:
+            await error.response()(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
 
     def drain(self) -> None:
-        """Refuse new requests, and those that wait for their grammar."""
-        self._engine.drain()
+        """Refuse new requests, and those that wait for their model or their grammar."""
+        self._models.drain()
         self._draining.set()
 
     def close(self) -> None:
         """Prepare no more requests."""
-        self._grammars.close()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
     async def _health(self, request: Request) -> Response:
         del request
-        self._engine.check_open()
+        self._models.check_open()
         return JSONResponse({"status": "ok"})
 
     async def _get_metrics(self, request: Request) -> Response:
         del request
-        n_running, n_waiting = self._engine.n_running, self._engine.n_waiting
+        n_running, n_waiting = self._models.n_running, self._models.n_waiting
         text = self._metrics.render(n_running=n_running, n_waiting=n_waiting)
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def _list_models(self, request: Request) -> Response:
         del request
-        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+        models = [self._describe_model(source) for source in self._models.sources.values()]
+        return JSONResponse({"object": "list", "data": models})
 
     async def _get_model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self._name:
-            raise model_not_found(name, self._name)
-        return JSONResponse(self._describe_model())
+        name, sources = request.path_params["name"], self._models.sources
+        if name not in sources:
+            raise model_not_found(name, list(sources))
+        return JSONResponse(self._describe_model(sources[name]))
 
-    def _describe_model(self) -> dict[str, Any]:
-        length = self._model.engine.context_length
-        model = {"id": self._name, "object": "model", "created": self._created}
-        return model | {"owned_by": "tgen", "max_model_len": length}
+    def _describe_model(self, source: ModelSource) -> dict[str, Any]:
+        model = {"id": source.name, "object": "model", "created": self._created}
+        model |= {"owned_by": "tgen", "max_model_len": source.context_length}
+        return model | ({"parent": source.base} if source.base else {})
 
     async def _completions(self, request: Request) -> Response:
         return await self._create(request, _read_completion)
@@ -166,34 +186,36 @@ class Service:
         run = asyncio.get_running_loop().run_in_executor
         try:
             if len(body) < _SMALL_BODY:
-                text_request, form = read(body, self._name)
+                text_request, form = read(body, self._models.default)
             else:
-                text_request, form = await run(self._preparers, read, body, self._name)
+                text_request, form = await run(self._preparers, read, body, self._models.default)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
-        n, limits = text_request.n_texts, self._limits
-        if n > self._engine.queue_size:
-            limit = self._engine.queue_size
+        n, limits, limit = text_request.n_texts, self._limits, self._models.queue_size
+        if n > limit:
             message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
             raise bad_request(message, "n")
-        self._engine.reserve(n)
+        served = await self._open_model(request, text_request.model)
+        engine, model = served.engine, served.model
+        engine.reserve(n)
         try:
             sampling = text_request.sampling
             if any(sampling.get(name) for name in CONSTRAINTS):
-                await self._while_open(request, self._grammars.check(sampling))
-            prepared = await run(
-                self._preparers, prepare, self._model, text_request, limits.max_tokens
-            )
+                await self._while_open(request, served.grammars.check(sampling))
+            max_tokens = limits.max_tokens or model.engine.context_length
+            prepared = await run(self._preparers, prepare, model, text_request, max_tokens)
         except BaseException:
-            self._engine.release(n)
+            engine.release(n)
             raise
-        token_bytes = self._model.vocabulary.bytes_of
-        answer = Answer(text_request, prepared, self._name, self._fingerprint, token_bytes)
+        token_bytes, name = model.vocabulary.bytes_of, served.source.name
+        answer = Answer(text_request, prepared, name, served.fingerprint, token_bytes)
         job = Job(prepared.requests, stream=text_request.stream)
-        self._engine.submit(job)
+        engine.submit(job)
         self._metrics.texts += n
+        entry = request.scope["log_entry"]
+        entry.model, entry.seed, entry.answer = name, prepared.seed, answer
         return TextResponse(
-            self._engine,
+            engine,
             self._metrics,
             job,
             answer,
@@ -201,6 +223,18 @@ class Service:
             stream=text_request.stream,
             timeout=limits.request_seconds,
         )
+
+    async def _open_model(self, request: Request, name: str) -> ServedModel:
+        """Return a model, loaded if necessary; it stays so until the next await, and while it has
+        texts."""
+        seconds = self._limits.request_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while (served := self._models.find(name)) is None:
+                    await self._while_open(request, self._models.open(name))
+        except TimeoutError:
+            raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
+        return served
 
     async def _while_open(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Wait for work, which is cancelled if the client leaves or the server drains; then raise
@@ -210,7 +244,7 @@ class Service:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not tasks[0].done():
-                self._engine.check_open()
+                self._models.check_open()
                 raise ClientDisconnect
             tasks[0].result()
         finally:
@@ -219,22 +253,8 @@ class Service:
 
     async def _read_body(self, request: Request) -> bytes:
         """Return the body, which may be neither larger nor slower than the limits."""
-        limit, seconds = self._limits.body_bytes, self._limits.body_seconds
-        too_large = HttpError(413, f"the body is too large (limit {limit:,} bytes)")
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length[:20]) > limit:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > limit:
-                        raise too_large
-        except TimeoutError:
-            message = f"the body did not arrive within {seconds:g} seconds"
-            raise HttpError(408, message, headers={"Connection": "close"}) from None
-        return bytes(body)
+        limits = self._limits
+        return await read_body(request, max_bytes=limits.body_bytes, seconds=limits.body_seconds)
 
 
 def _read_completion(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
@@ -248,7 +268,7 @@ def _read_chat(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
 def _plain_path(path: str) -> str:
     """Return the path of a request target, which may have the server's address before it and a
     slash after it."""
-    if path.startswith(("http://", "https://")):
+    if path[:8].lower().startswith(("http://", "https://")):
         path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
     return path.rstrip("/") or "/"
 

@@ -65,11 +65,11 @@ class EngineThread:
         *,
         batch_size: int,
         queue_size: int,
-        on_end: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_end` is called in the event loop when the thread ends."""
+        """`on_failure` is called in the event loop if the engine fails."""
         self._model, self._batch_size, self.queue_size = model, batch_size, queue_size
-        self._on_end, self._loop = on_end, asyncio.get_running_loop()
+        self._on_failure, self._loop = on_failure, asyncio.get_running_loop()
         self._changed = threading.Condition()  # guards everything up to the blank line
         self._waiting: deque[tuple[Job, int]] = deque()
         self._running: dict[int, tuple[Job, int]] = {}  # by number of the request
@@ -223,4 +223,4 @@ class EngineThread:
         if self.failed:
             for job in {job for job, _ in (*self._waiting, *self._running.values())}:
                 job.add(0, internal_error())
-        self._on_end()
+            self._on_failure()

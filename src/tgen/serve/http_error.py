@@ -1,7 +1,7 @@
 """Errors of a request, in the form that clients of OpenAI's API expect."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.responses import Response
 
@@ -50,9 +50,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return HttpError(400, message, param=param, code=code)
 
 
-def model_not_found(name: str, served: str) -> HttpError:
-    """Return the error of a request for another model than the one that is served."""
-    message = f"the model {name[:100]!r} does not exist; this server has {served!r}"
+def model_not_found(name: str, served: Sequence[str]) -> HttpError:
+    """Return the error of a request for another model than those that are served."""
+    has = ", ".join(map(repr, served))
+    message = f"the model {name[:100]!r} does not exist; this server has {has}"
     return HttpError(404, message, code="model_not_found", param="model")
 
 
@@ -67,6 +68,12 @@ def busy(message: str, code: str) -> HttpError:
     headers = {"Retry-After": str(_RETRY_SECONDS)}
     message = f"{message}; try again later"
     return HttpError(429, message, kind="rate_limit_error", code=code, headers=headers)
+
+
+def timed_out(message: str) -> HttpError:
+    """Return the error of a request that took too long; trying again would take as long."""
+    headers = {"Retry-After": str(_RETRY_SECONDS), "x-should-retry": "false"}
+    return HttpError(503, message, kind="timeout_error", code="timeout", headers=headers)
 
 
 def internal_error() -> HttpError:

@@ -36,6 +36,7 @@ class PreparedTexts(NamedTuple):
     requests: list[Request]
     prompt_tokens: int  # over all prompts
     echoes: list[str]  # per prompt, if requested
+    seed: int  # of the request
 
 
 def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> PreparedTexts:
@@ -63,7 +64,7 @@ def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> Prepar
             prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")
             echoes.append(prompt if isinstance(prompt, str) else decoded)
-    return PreparedTexts(requests, sum(map(len, prompts)), echoes)
+    return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed)
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:

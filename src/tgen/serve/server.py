@@ -7,12 +7,12 @@ cannot hold a connection open; uvicorn itself waits for them forever.
 
 import asyncio
 import errno
-import hashlib
 import ipaddress
 import logging
 import socket
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -20,17 +20,17 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tgen.checkpoint.model_dir import digest
-from tgen.errors import ModelError, TgenError
+from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
+from tgen.serve.access_log import AccessLog
 from tgen.serve.app import Service, ServiceLimits
-from tgen.serve.engine_thread import EngineThread
-from tgen.version import __version__
+from tgen.serve.models import ModelSettings, ModelSource, ServedModels, warm_up
 
 IDLE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end
-_MAX_CONNECTIONS = 600  # more than requests that may be open, see `app`
+_SPARE_CONNECTIONS = 88  # more than requests that may be open, so that /health is reachable
+_OWN_DESCRIPTORS = 100  # files and pipes of the process
 _BACKLOG = 256
 
 
@@ -42,13 +42,16 @@ class Connection(H11Protocol):
     """
 
     idle_seconds = IDLE_SECONDS  # between checks
+    max_connections = 600
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to watch."""
         super().connection_made(transport)
-        if len(self.connections) > _MAX_CONNECTIONS:  # make room for one that may ask
+        self._opened = self.loop.time()
+        if len(self.connections) > self.max_connections:  # make room for one that may ask
             others = (c for c in self.connections if isinstance(c, Connection) and c is not self)
-            next((c for c in others if not c.is_answering), self).transport.abort()
+            idle = (c for c in others if not c.is_answering)
+            min(idle, key=lambda c: c._opened, default=self).transport.abort()
         self._last_state: tuple[Any, ...] = ()
         self._watch = self.loop.call_later(self.idle_seconds, self._check)
 
@@ -76,12 +79,11 @@ class Connection(H11Protocol):
 class ServerSettings:
     """How a server runs; `limits` are those of one request."""
 
-    name: str  # of the model, in the API
-    batch_size: int
-    queue_size: int  # texts
+    models: ModelSettings
     drain_seconds: float
     limits: ServiceLimits
     api_key: str | None = None
+    origins: Collection[str] = ()  # of web pages
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -112,39 +114,55 @@ def url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def warm_up(model: LoadedModel) -> None:
-    """Compute what the first request would otherwise wait for."""
-    _ = model.vocabulary, model.ngrams, model.defaults
-    with suppress(ModelError):  # without a template, only chats are errors
-        _ = model.chat_format
+def serve(
+    sources: Sequence[ModelSource],
+    load: Callable[[ModelSource], LoadedModel],
+    sock: socket.socket,
+    settings: ServerSettings,
+    log: AccessLog,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal ends it; raises TgenError if the engine failed.
 
-
-def serve(model: LoadedModel, sock: socket.socket, settings: ServerSettings) -> None:
-    """Serve until a signal ends it; raises TgenError if the engine failed."""
+    A single model is loaded first, several when they are needed; then `started` is called.
+    """
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    asyncio.run(_serve(model, sock, settings))
+    first = None
+    if len(sources) == 1:
+        model = load(sources[0])
+        first = model, warm_up(model)
+    started()
+    try:
+        asyncio.run(_serve(sources, load, first, sock, settings, log))
+    finally:
+        log.close()
 
 
-async def _serve(model: LoadedModel, sock: socket.socket, settings: ServerSettings) -> None:
+async def _serve(
+    sources: Sequence[ModelSource],
+    load: Callable[[ModelSource], LoadedModel],
+    first: tuple[LoadedModel, str] | None,
+    sock: socket.socket,
+    settings: ServerSettings,
+    log: AccessLog,
+) -> None:
     server: _Server
-    engine = EngineThread(
-        model,
-        batch_size=settings.batch_size,
-        queue_size=settings.queue_size,
-        on_end=lambda: server.finish(),
-    )
+    models = ServedModels(sources, load, settings.models, on_failure=lambda: server.finish())
+    if first:
+        models.add(sources[0].name, *first)
     service = Service(
-        model,
-        engine,
+        models,
         settings.limits,
-        name=settings.name,
-        fingerprint=_fingerprint(model),
         api_key=settings.api_key,
         allowed_hosts=_local_hosts(sock) if is_loopback(sock) else None,
+        origins=settings.origins,
+        log=log,
     )
+    n_connections = settings.limits.open_requests + _SPARE_CONNECTIONS
+    _allow_descriptors(n_connections + _OWN_DESCRIPTORS)
     config = uvicorn.Config(
         service,
-        http=Connection,
+        http=type("LimitedConnection", (Connection,), {"max_connections": n_connections}),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -153,14 +171,14 @@ async def _serve(model: LoadedModel, sock: socket.socket, settings: ServerSettin
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    server = _Server(config, engine, service, settings.drain_seconds)
+    server = _Server(config, models, service, settings.drain_seconds)
     try:
         await server.serve([sock])
     finally:
-        engine.stop()
+        models.stop()
         service.close()
-        await asyncio.to_thread(engine.join, _CLOSE_SECONDS)
-    if engine.failed:
+        await asyncio.to_thread(models.join, _CLOSE_SECONDS)
+    if models.failed:
         raise TgenError("the engine failed", "read the traceback above, and start the server again")
 
 
@@ -168,10 +186,10 @@ class _Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes its socket."""
 
     def __init__(
-        self, config: uvicorn.Config, engine: EngineThread, service: Service, drain_seconds: float
+        self, config: uvicorn.Config, models: ServedModels, service: Service, drain_seconds: float
     ) -> None:
         super().__init__(config)
-        self._engine, self._service, self._drain_seconds = engine, service, drain_seconds
+        self._models, self._service, self._drain_seconds = models, service, drain_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
@@ -182,7 +200,7 @@ class _Server(uvicorn.Server):
 
     def finish(self) -> None:
         """End all texts and close the server."""
-        self._engine.stop()
+        self._models.stop()
         self.should_exit = True
 
     def _on_signal(self) -> None:
@@ -195,16 +213,24 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         self._service.drain()
         end = time.monotonic() + self._drain_seconds
-        while self._engine.n_running + self._engine.n_waiting and time.monotonic() < end:
+        while self._models.n_running + self._models.n_waiting and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
         self.finish()
 
 
-def _fingerprint(model: LoadedModel) -> str:
-    """Return a name for everything that a text depends on besides the request."""
-    engine = model.engine
-    facts = (digest(model.bundle), __version__, engine.name, engine.dtype, engine.cache_dtype)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+def _allow_descriptors(n: int) -> None:
+    """Allow this process so many open files; raises TgenError if the system does not."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        if resource.RLIM_INFINITY != soft < n:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n, hard))
+    except (ValueError, OSError):
+        message = f"--max-open needs {n:,} open files (limit of this process: {hard:,})"
+        raise TgenError(message, "lower --max-open, or raise the limit with ulimit -n") from None
 
 
 def _local_hosts(sock: socket.socket) -> frozenset[str]:

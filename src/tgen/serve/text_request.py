@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from tgen.config.option import suggest
-from tgen.serve.http_error import bad_request, model_not_found
+from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode, describe_error, load_object
 from tgen.serve.sampling_fields import SamplingFields
 
@@ -175,7 +175,7 @@ TextRequest = CompletionRequest | ChatRequest
 
 
 def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
-    """Parse the body of a request; `model` is the id that is served.
+    """Parse the body of a request; `model` is the id of the model if it names none.
 
     Raises HttpError, and RecursionError for a body that is nested too deeply.
     """
@@ -191,6 +191,4 @@ def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
         request = kind.model_validate({"model": model} | given)
     except ValidationError as error:
         raise describe_error(error) from None
-    if request.model != model:
-        raise model_not_found(request.model, model)
     return request

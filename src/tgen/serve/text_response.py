@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import EngineThread, Job
-from tgen.serve.http_error import HttpError, internal_error
+from tgen.serve.http_error import HttpError, internal_error, timed_out
 from tgen.serve.metrics import Metrics
 
 _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
@@ -144,9 +144,7 @@ class TextResponse(Response):
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _timed_out(self) -> HttpError:
-        message = f"the texts did not end within {self._timeout:g} seconds"
-        headers = {"x-should-retry": "false"}
-        return HttpError(503, message, kind="timeout_error", code="timeout", headers=headers)
+        return timed_out(f"the texts did not end within {self._timeout:g} seconds")
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -69,6 +69,15 @@ class CpuEngine:
         """The weights, which all clones share."""
         return self._runner.weights
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are not another engine's."""
+        return self.weights.n_bytes
+
+    def share_weights(self, other: Self) -> None:
+        """Use another engine's memory for equal weights; see `engine.base.Engine`."""
+        self.weights.share(other.weights)
+
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
         other = copy(self)

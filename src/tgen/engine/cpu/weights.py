@@ -5,6 +5,7 @@ sum. Attention heads are padded too, since the queries, keys and values of all h
 matrix.
 """
 
+import ctypes
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -203,6 +204,31 @@ class PackedWeights:
         self.config, self.dtype, self.table = config, dtype, table
         self._arrays = arrays
         self._positions: Array | None = None
+        self._base: PackedWeights | None = None  # whose memory the table refers to, too
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of these weights, without those of another model."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def share(self, base: "PackedWeights") -> None:
+        """Use the memory of another model's weights for those that are equal bit by bit."""
+        if self.config != base.config:
+            return
+        columns, own = slice(0, job_layout.WINDOW), []
+        for array in self._arrays:
+            is_here = self.table[:, columns] == array.ctypes.data
+            layer, name = np.argwhere(is_here)[0]
+            theirs, dtype = base.table[layer, [name, job_layout.DTYPES + name]]
+            equal = False
+            if theirs and dtype == self.table[layer, job_layout.DTYPES + name]:
+                memory = (ctypes.c_uint8 * array.nbytes).from_address(int(theirs))
+                equal = np.array_equal(np.ctypeslib.as_array(memory), array.reshape(-1).view("u1"))
+            if equal:
+                self.table[:, columns][is_here] = theirs
+            else:
+                own.append(array)
+        self._arrays, self._base = own, base
 
     def relocatable(self) -> tuple[Array, list[memoryview]]:
         """Return the table with places in memory instead of addresses, and that memory in blocks.

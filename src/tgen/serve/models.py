@@ -1,0 +1,255 @@
+"""The served models: their names, loading at the first use, and unloading by memory.
+
+A model with an adapter shares the weights of its base that the adapter does not change.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgen.checkpoint.model_dir import describe, digest
+from tgen.checkpoint.model_files import adapter_files, model_files
+from tgen.errors import ModelError, TgenError
+from tgen.loaded_model import LoadedModel
+from tgen.serve.engine_thread import EngineThread
+from tgen.serve.grammar_check import GrammarCheck
+from tgen.serve.http_error import model_not_found, unavailable
+from tgen.version import __version__
+
+_POLL_SECONDS = 0.05
+_JOIN_SECONDS = 60.0  # for a pass whose texts were canceled
+_log = logging.getLogger("tgen.serve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model that is served, loaded or not."""
+
+    name: str  # in the API
+    path: Path
+    adapter: Path | None
+    base: str | None  # name of the served model that the adapter changes
+    context_length: int
+    n_bytes: int  # of its files
+
+
+def describe_source(name: str, path: Path, adapter: Path | None, base: str | None) -> ModelSource:
+    """Return a source without loading the weights; raises ModelError for a damaged model."""
+    files = [*model_files(path), *(adapter_files(adapter) if adapter else ())]
+    return ModelSource(
+        name=name,
+        path=path,
+        adapter=adapter,
+        base=base,
+        context_length=describe(path)[0].context_length,
+        n_bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """How each model generates, and how much memory all have."""
+
+    batch_size: int
+    queue_size: int  # texts
+    grammar_seconds: float = 2.0  # of CPU time, to compile a constraint
+    memory_bytes: int | None = None  # for the weights of all models; one is always loaded
+
+
+class ServedModel:
+    """A model in memory, with the thread that generates its texts."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        model: LoadedModel,
+        fingerprint: str,
+        settings: ModelSettings,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.source, self.model, self.fingerprint = source, model, fingerprint
+        self.engine = EngineThread(
+            model,
+            batch_size=settings.batch_size,
+            queue_size=settings.queue_size,
+            on_failure=on_failure,
+        )
+        self.grammars = GrammarCheck(model.vocabulary, settings.grammar_seconds)
+
+    @property
+    def n_texts(self) -> int:
+        """Number of texts in the batch and in the queue."""
+        return self.engine.n_running + self.engine.n_waiting
+
+    def stop(self) -> None:
+        """End its texts, its thread and its process."""
+        self.engine.stop()
+        self.grammars.close()
+
+
+class ServedModels:
+    """All models by name; used by one event loop, which is running."""
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        load: Callable[[ModelSource], LoadedModel],
+        settings: ModelSettings,
+        *,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_failure` is called when an engine fails."""
+        self.sources = {source.name: source for source in sources}
+        self.default = sources[0].name  # for requests that name none
+        self.queue_size = settings.queue_size
+        self._load, self._settings, self._on_failure = load, settings, on_failure
+        self._loaded: dict[str, ServedModel] = {}  # the most recently used last
+        self._n_bytes = {source.name: source.n_bytes for source in sources}
+        self._lock = asyncio.Lock()  # one model is loaded or unloaded at a time
+        self._loading: asyncio.Task[None] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="models")
+        self._draining = False
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        """The models in memory, the least recently used first."""
+        return list(self._loaded.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether an engine has failed."""
+        return any(served.engine.failed for served in self.loaded)
+
+    @property
+    def n_running(self) -> int:
+        """Number of texts in the batches."""
+        return sum(served.engine.n_running for served in self.loaded)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of texts in the queues."""
+        return sum(served.engine.n_waiting for served in self.loaded)
+
+    def check_open(self) -> None:
+        """Raise HttpError if no new texts are accepted."""
+        for served in self.loaded:
+            served.engine.check_open()
+        if self._draining:
+            raise unavailable("the server is shutting down", "shutting_down")
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return a model if it is loaded; it stays so until the next await, and while it has texts.
+
+        Raises HttpError for an unknown name.
+        """
+        if name not in self.sources:
+            raise model_not_found(name, list(self.sources))
+        for used in (name, self.sources[name].base):
+            if used in self._loaded:
+                self._loaded[used] = self._loaded.pop(used)
+        return self._loaded.get(name)
+
+    def add(self, name: str, model: LoadedModel, fingerprint: str) -> None:
+        """Start to serve a loaded model."""
+        self._n_bytes[name] = model.engine.weight_bytes
+        self._loaded[name] = ServedModel(
+            self.sources[name], model, fingerprint, self._settings, self._on_failure
+        )
+        if self._draining:
+            self._loaded[name].stop()
+
+    async def open(self, name: str) -> None:
+        """Load a model, after its base. If the memory is too small, wait until models that generate
+        have finished, and unload the least recently used ones.
+
+        Raises HttpError if the files cannot be loaded. Cancelling it ends the wait.
+        """
+        async with self._lock:
+            if self._loading is not None:  # for a client that has left
+                await asyncio.wait({self._loading})
+            for one in filter(None, (self.sources[name].base, name)):
+                if one not in self._loaded:
+                    await self._make_room(one, keep=self.sources[name].base)
+                    self._loading = asyncio.create_task(self._load_in_thread(self.sources[one]))
+                    self._loading.add_done_callback(_retrieve_error)
+                    await asyncio.shield(self._loading)
+
+    def drain(self) -> None:
+        """Accept no more texts, and drop those that have not started."""
+        self._draining = True
+        for served in self.loaded:
+            served.engine.drain()
+
+    def stop(self) -> None:
+        """End all texts and threads."""
+        self._draining = True
+        for served in self.loaded:
+            served.stop()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, seconds: float) -> None:
+        """Wait until the threads have ended, `seconds` for each at most."""
+        for served in self.loaded:
+            served.engine.join(seconds)
+
+    async def _make_room(self, name: str, keep: str | None) -> None:
+        """Unload models until the memory has room for this one, or none but `keep` is left."""
+        limit = self._settings.memory_bytes
+        while limit is not None:
+            n_bytes = sum(self._n_bytes[one] for one in (name, *self._loaded))
+            bases = {served.source.base for served in self.loaded} | {keep}
+            others = [served for served in self.loaded if served.source.name not in bases]
+            if n_bytes <= limit or not others:
+                return
+            idle = next((served for served in others if not served.n_texts), None)
+            if idle is None:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            del self._loaded[idle.source.name], others
+            idle.stop()
+            await self._run(idle.engine.join, _JOIN_SECONDS)
+
+    async def _load_in_thread(self, source: ModelSource) -> None:
+        base = self._loaded.get(source.base or "")
+        try:
+            loaded = await self._run(self._load_now, source, base.model if base else None)
+        except Exception as error:
+            if isinstance(error, TgenError):  # it may name paths
+                _log.error("the model %s cannot be loaded: %s", source.name, error)
+            else:
+                _log.exception("the model %s cannot be loaded", source.name)
+            message = f"the model {source.name!r} cannot be loaded; the server's log says why"
+            raise unavailable(message, "model_not_loaded") from None
+        self.add(source.name, *loaded)
+
+    def _load_now(self, source: ModelSource, base: LoadedModel | None) -> tuple[LoadedModel, str]:
+        model = self._load(source)
+        if base is not None:
+            model.engine.share_weights(base.engine)
+        return model, warm_up(model)
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+
+def warm_up(model: LoadedModel) -> str:
+    """Compute what the first request would otherwise wait for. Returns the fingerprint, a name for
+    everything that a text depends on besides the request."""
+    _ = model.vocabulary, model.ngrams, model.defaults
+    with suppress(ModelError):  # without a template, only chats are errors
+        _ = model.chat_format
+    engine = model.engine
+    facts = (digest(model.bundle), __version__, engine.name, engine.dtype, engine.cache_dtype)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Tell asyncio that nobody needs to hear of the error: the client has left."""
+    if not task.cancelled():
+        task.exception()
