@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgen.config import CONSTRAINTS
 from tgen.errors import TgenError
-from tgen.serve import metrics
+from tgen.serve import metrics, responses
 from tgen.serve.access import Access
 from tgen.serve.access_log import AccessLog, LogEntry
 from tgen.serve.answer_json import Answer
@@ -94,6 +94,7 @@ class Service:
                 Route("/v1/models/{name:path}", self._get_model),
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/responses", self._responses, methods=["POST"]),
             ],
             exception_handlers={
                 TgenError: _answer_tgen_error,
@@ -176,6 +177,9 @@ class Service:
 
     async def _chat(self, request: Request) -> Response:
         return await self._create(request, _read_chat)
+
+    async def _responses(self, request: Request) -> Response:
+        return await self._create(request, responses.read)
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""

@@ -1,7 +1,7 @@
 """Bodies of requests: JSON objects with strict types, and errors that name the field."""
 
 import json
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -44,6 +44,7 @@ def check_unicode(text: str) -> str:
 
 
 Unicode = Annotated[str, AfterValidator(check_unicode)]
+_Object = TypeVar("_Object", bound=JsonObject)
 
 
 def load_object(body: bytes) -> dict[str, Any]:
@@ -60,12 +61,20 @@ def load_object(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def describe_error(error: ValidationError) -> HttpError:
+def validate(kind: type[_Object], values: object, at: str = "") -> _Object:
+    """Return an object of the fields; `at` is its place in the body. Raises HttpError."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise describe_error(error, at) from None
+
+
+def describe_error(error: ValidationError, at: str = "") -> HttpError:
     """Return the error that names the first invalid field, its value and what is expected."""
     first = error.errors(include_url=False)[0]
     kind = first["type"]
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:60]}" for step in first["loc"])
-    path = "".join(steps).removeprefix(".")
+    path = (at + "".join(steps)).removeprefix(".")
     if kind in ("missing", "extra_forbidden"):
         state = "missing" if kind == "missing" else "not supported"
         return bad_request(f"{path} is {state}", path)

@@ -4,13 +4,13 @@ The event loop parses a body and checks its fields here; `serve.preparation` mak
 requests of it.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, Unicode, check_unicode, describe_error, load_object
+from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
@@ -174,12 +174,19 @@ class ChatRequest(_TextRequest):
 TextRequest = CompletionRequest | ChatRequest
 
 
-def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
+_Kind = TypeVar("_Kind", bound=_TextRequest)
+
+
+def parse(body: bytes, kind: type[_Kind], model: str) -> _Kind:
     """Parse the body of a request; `model` is the id of the model if it names none.
 
     Raises HttpError, and RecursionError for a body that is nested too deeply.
     """
-    given = load_object(body)
+    return to_request(load_object(body), kind, model)
+
+
+def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
+    """Return the request with the given fields; raises HttpError."""
     for name, value in given.items():
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
             raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
@@ -187,8 +194,4 @@ def parse(body: bytes, kind: type[TextRequest], model: str) -> TextRequest:
             hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
-    try:
-        request = kind.model_validate({"model": model} | given)
-    except ValidationError as error:
-        raise describe_error(error) from None
-    return request
+    return validate(kind, {"model": model} | given)
