@@ -5,19 +5,21 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgen.config import CONSTRAINTS
 from tgen.errors import TgenError
-from tgen.serve import metrics, responses
+from tgen.loaded_model import LoadedModel
+from tgen.serve import front_page, llama_cpp, metrics, ollama, responses
 from tgen.serve.access import Access
 from tgen.serve.access_log import AccessLog, LogEntry
 from tgen.serve.answer_json import Answer
@@ -31,6 +33,7 @@ from tgen.serve.http_error import (
     to_http,
     unavailable,
 )
+from tgen.serve.json_body import load_object
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import prepare
 from tgen.serve.request_body import read_body
@@ -40,8 +43,17 @@ from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
-# From a body and the id of the model to the request and the form of its answer.
+# From a body and the id of the default model to the request and the form of its answer.
 _Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
+# From a model, its id and the other fields of a body to the response.
+_Description = Callable[[LoadedModel, str, dict[str, Any]], dict[str, Any]]
+_DESCRIPTIONS: dict[str, _Description] = {
+    "/api/show": ollama.show,
+    "/tokenize": llama_cpp.tokenize,
+    "/detokenize": llama_cpp.detokenize,
+    "/apply-template": llama_cpp.apply_template,
+}
+_EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding", "/embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +100,23 @@ class Service:
             )
         self._router = Starlette(
             routes=[
+                Route("/", self._front_page),
                 Route("/health", self._health),
                 Route("/metrics", self._get_metrics),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{name:path}", self._get_model),
-                Route("/v1/completions", self._completions, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                Route("/v1/responses", self._responses, methods=["POST"]),
+                Route("/api/version", _get_ollama_version),
+                Route("/api/tags", self._list_ollama_models),
+                Route("/props", self._get_properties),
+                *(
+                    Route(path, partial(self._create, read=read), methods=["POST"])
+                    for path, read in _READERS.items()
+                ),
+                *(
+                    Route(path, partial(self._describe, describe=describe), methods=["POST"])
+                    for path, describe in _DESCRIPTIONS.items()
+                ),
+                *(Route(path, _refuse_embeddings, methods=["POST"]) for path in _EMBEDDINGS),
             ],
             exception_handlers={
                 TgenError: _answer_tgen_error,
@@ -132,7 +154,7 @@ class Service:
                 if self._n_open > self._limits.open_requests:
                     raise unavailable("too many requests at a time", "overloaded")
         except HttpError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
         else:
             await self._router(scope, receive, send)
 
@@ -149,6 +171,9 @@ class Service:
         del request
         self._models.check_open()
         return JSONResponse({"status": "ok"})
+
+    async def _front_page(self, request: Request) -> Response:
+        return PlainTextResponse(front_page.render(str(request.base_url), [*self._models.sources]))
 
     async def _get_metrics(self, request: Request) -> Response:
         del request
@@ -172,20 +197,33 @@ class Service:
         model |= {"owned_by": "tgen", "max_model_len": source.context_length}
         return model | ({"parent": source.base} if source.base else {})
 
-    async def _completions(self, request: Request) -> Response:
-        return await self._create(request, _read_completion)
+    async def _list_ollama_models(self, request: Request) -> Response:
+        del request
+        sizes = {source.name: source.n_bytes for source in self._models.sources.values()}
+        return JSONResponse(ollama.list_models(sizes, self._created))
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._create(request, _read_chat)
+    async def _get_properties(self, request: Request) -> Response:
+        name = request.query_params.get("model", self._models.default)
+        served = await self._open_model(request, name)
+        return JSONResponse(llama_cpp.properties(served.model, name))
 
-    async def _responses(self, request: Request) -> Response:
-        return await self._create(request, responses.read)
+    async def _describe(self, request: Request, describe: _Description) -> Response:
+        """Answer a question about a model or a text, for which no text is generated."""
+        body = await self._read_body(request)
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            values = await run(self._preparers, load_object, body)
+            name = values.pop("model", values.pop("name", self._models.default))
+            if not isinstance(name, str):
+                raise bad_request("model: expected a string", "model")
+            name = name.removesuffix(ollama.TAG)
+            served = await self._open_model(request, name)
+            return JSONResponse(await run(self._preparers, describe, served.model, name, values))
+        except RecursionError:
+            raise bad_request("the body is nested too deeply") from None
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
-            raise HttpError(415, "the Content-Type is not application/json")
         body = await self._read_body(request)
         run = asyncio.get_running_loop().run_in_executor
         try:
@@ -256,7 +294,10 @@ class Service:
                 task.cancel()
 
     async def _read_body(self, request: Request) -> bytes:
-        """Return the body, which may be neither larger nor slower than the limits."""
+        """Return a body of JSON, which may be neither larger nor slower than the limits."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise HttpError(415, "the Content-Type is not application/json")
         limits = self._limits
         return await read_body(request, max_bytes=limits.body_bytes, seconds=limits.body_seconds)
 
@@ -269,6 +310,15 @@ def _read_chat(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
     return parse(body, ChatRequest, model), OpenAIForm()
 
 
+_READERS: dict[str, _Reader] = {
+    "/v1/completions": _read_completion,
+    "/v1/chat/completions": _read_chat,
+    "/v1/responses": responses.read,
+    "/api/generate": ollama.read_generate,
+    "/api/chat": ollama.read_chat,
+}
+
+
 def _plain_path(path: str) -> str:
     """Return the path of a request target, which may have the server's address before it and a
     slash after it."""
@@ -277,15 +327,26 @@ def _plain_path(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-async def _answer_tgen_error(request: Request, error: Exception) -> Response:
+async def _get_ollama_version(request: Request) -> Response:
     del request
-    return to_http(error).response()
+    return JSONResponse({"version": ollama.VERSION})
+
+
+async def _refuse_embeddings(request: Request) -> Response:
+    message = f"{request.url.path} is not supported: this server only generates texts"
+    raise HttpError(404, message, code="unsupported_endpoint")
+
+
+async def _answer_tgen_error(request: Request, error: Exception) -> Response:
+    return to_http(error).response(request.url.path)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail.lower()}"
-    return HttpError(error.status_code, message, headers=error.headers).response()
+    if error.status_code in (404, 405):
+        message += "; GET / lists what this server has"
+    return HttpError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
@@ -294,5 +355,5 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    del request, error  # Starlette raises it again, and uvicorn logs it
-    return internal_error().response()
+    del error  # Starlette raises it again, and uvicorn logs it
+    return internal_error().response(request.url.path)

@@ -40,9 +40,13 @@ class HttpError(TgenError):
             }
         }
 
-    def response(self) -> Response:
-        """Return the HTTP response, in ASCII: its names may have unpaired surrogates."""
-        return Response(json.dumps(self.content), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """Return the HTTP response to a request of `path`, where Ollama's API has another form.
+
+        It is in ASCII: its names may have unpaired surrogates.
+        """
+        content = {"error": self.message} if path.startswith("/api/") else self.content
+        return Response(json.dumps(content), self.status, self.headers, "application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpError:

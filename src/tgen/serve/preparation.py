@@ -22,12 +22,12 @@ _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes int
 _FIXED = {"penalize_prompt": False, "overflow": "error"}
 
 
-def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Raise HttpError for the first id of a prompt that the model does not have."""
+def check_ids(ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+    """Raise HttpError for the first id of a field that the model does not have."""
     for i in ids:
         if not 0 <= i < vocab_size:
-            message = f"prompt: invalid token id {i if abs(i) < 2**63 else 'beyond 64 bits'}"
-            raise bad_request(f"{message}, expected ids below {vocab_size:,}", "prompt")
+            message = f"{field}: invalid token id {i if abs(i) < 2**63 else 'beyond 64 bits'}"
+            raise bad_request(f"{message}, expected ids below {vocab_size:,}", field)
 
 
 class PreparedTexts(NamedTuple):
@@ -73,6 +73,10 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
         try:
             chat = model.chat_format
         except ModelError:
+            if not request.needs_template and len(request.messages) == 1:
+                text = request.conversation[0]["content"]
+                _check_characters(model, text)
+                return [model.encode(text)], frozenset()
             message = (
                 f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
                 "a model with a chat template"

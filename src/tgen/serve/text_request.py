@@ -138,6 +138,7 @@ class ChatRequest(_TextRequest):
     """The body of /v1/chat/completions."""
 
     chat: ClassVar[bool] = True
+    needs_template: ClassVar[bool] = True  # else one message can be the prompt
     messages: Annotated[list[_Message], _ITEMS]
     max_completion_tokens: _Count | None = None
     logprobs: bool = False

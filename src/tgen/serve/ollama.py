@@ -1,0 +1,254 @@
+"""Ollama's API: its requests become chats and completions, its answers are lines of JSON."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tgen.loaded_model import LoadedModel
+from tgen.serve.engine_thread import Job
+from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.json_body import JsonObject, Unicode, load_object, validate
+from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
+from tgen.serve.text_response import dump_json
+
+VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
+TAG = ":latest"  # that Ollama and its clients append to a name without a tag
+_UNSUPPORTED = ("suffix", "images", "template", "context", "think")
+_RENAMED = {"repeat_penalty": "repetition_penalty"}
+# Options of the engine, which the server's own options decide.
+_IGNORED = {
+    *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
+    *("use_mlock", "low_vram", "vocab_only"),
+}
+
+
+class _Message(JsonObject):
+    role: Unicode
+    content: Unicode = ""
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Unicode | None = None
+
+
+class _Body(JsonObject, extra="forbid"):
+    model: Unicode
+    stream: bool = True
+    format: Any = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None  # the model is always there
+
+
+class _GenerateBody(_Body):
+    prompt: Unicode
+    system: Unicode = ""
+    raw: bool = False
+
+
+class _ChatBody(_Body):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+
+
+class _PromptOrChat(ChatRequest):
+    """A chat of one message, which is the prompt if the model has no chat template."""
+
+    needs_template: ClassVar[bool] = False
+
+
+def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
+    """Return the request of a body of /api/generate, and the form of its answer.
+
+    Raises HttpError.
+    """
+    request = validate(_GenerateBody, _load(body))
+    values, form = _common(request), OllamaForm(request.model, chat=False)
+    if request.raw:
+        completion = {"max_tokens": -1, "prompt": request.prompt} | values
+        return to_request(completion, CompletionRequest, model), form
+    messages = [{"role": "system", "content": request.system}] if request.system else []
+    messages.append({"role": "user", "content": request.prompt})
+    return to_request(values | {"messages": messages}, _PromptOrChat, model), form
+
+
+def read_chat(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
+    """Return the request of a body of /api/chat, and the form of its answer; raises HttpError."""
+    request = validate(_ChatBody, _load(body))
+    values = _common(request) | {"messages": _to_messages(request.messages)}
+    if request.tools:
+        values["tools"] = request.tools
+    return to_request(values, ChatRequest, model), OllamaForm(request.model, chat=True)
+
+
+def _load(body: bytes) -> dict[str, Any]:
+    values = load_object(body)
+    for name in _UNSUPPORTED:
+        if values.pop(name, None):
+            raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
+    return values
+
+
+def _common(request: _Body) -> dict[str, Any]:
+    """Return the fields of OpenAI's API that both endpoints need."""
+    options = request.options or {}
+    values = {
+        _RENAMED.get(name, name): value for name, value in options.items() if name not in _IGNORED
+    }
+    limit = values.pop("num_predict", None)
+    if limit not in (None, -1, -2):  # as many as the context has room for
+        values["max_tokens"] = limit
+    if request.format == "json":
+        values["response_format"] = {"type": "json_object"}
+    elif isinstance(request.format, dict):
+        schema = {"schema": request.format}
+        values["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif request.format not in (None, ""):
+        raise bad_request('format: expected "json" or a JSON schema', "format")
+    if request.stream:
+        values |= {"stream": True, "stream_options": {"include_usage": True}}
+    return values | {"model": request.model.removesuffix(TAG)}
+
+
+def _to_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form, in which a call has an id, and its arguments are text."""
+    result: list[dict[str, Any]] = []
+    unanswered: list[str] = []  # ids of calls
+    for i, values in enumerate(messages):
+        message = validate(_Message, values, f"messages[{i}]")
+        result.append({"role": message.role, "content": message.content})
+        if message.tool_calls:
+            unanswered = [f"call_{i}_{k}" for k in range(len(message.tool_calls))]
+            result[-1]["tool_calls"] = [
+                {"id": name, "type": "function", "function": _to_function(call)}
+                for name, call in zip(unanswered, message.tool_calls, strict=True)
+            ]
+        if message.role == "tool":
+            known = message.tool_call_id or (unanswered.pop(0) if unanswered else "call")
+            result[-1]["tool_call_id"] = known
+    return result
+
+
+def _to_function(call: Mapping[str, Any]) -> Any:
+    function = call.get("function")
+    if not isinstance(function, dict) or "arguments" not in function:
+        return function
+    return {"name": function.get("name"), "arguments": json.dumps(function["arguments"])}
+
+
+class OllamaForm:
+    """The answers of /api/generate and /api/chat: one line of JSON per chunk of a stream."""
+
+    content_type = "application/x-ndjson"
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._model, self._chat = model, chat
+        self._calls: dict[int, dict[str, str]] = {}  # as far as a stream has brought them
+        self._finish = "stop"
+        self._usage: dict[str, int] = {}
+
+    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
+        """Return the answer with its counts and durations."""
+        text = self._add(answer)
+        return self._line(text, done=True) | self._summary(job)
+
+    def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """Return a line per chunk that has text."""
+        pieces = b""
+        for chunk in chunks:
+            if text := self._add(chunk):
+                pieces += dump_json(self._line(text, done=False)) + b"\n"
+        return pieces
+
+    def end(self, job: Job) -> bytes:
+        """Return the last line: calls of tools, counts and durations."""
+        return dump_json(self._line("", done=True) | self._summary(job)) + b"\n"
+
+    def error(self, error: HttpError) -> bytes:
+        """Return the line that ends a stream that fails."""
+        return dump_json({"error": error.message}) + b"\n"
+
+    def _add(self, chunk: Mapping[str, Any]) -> str:
+        """Take note of a chunk, and return its text."""
+        self._usage = chunk.get("usage") or self._usage
+        text = ""
+        for choice in chunk["choices"]:
+            delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            text += delta.get("content") or ""
+            for i, call in enumerate(delta.get("tool_calls") or ()):
+                empty = {"name": "", "arguments": ""}
+                function = self._calls.setdefault(call.get("index", i), empty)
+                for name in function:
+                    function[name] += call["function"].get(name) or ""
+            self._finish = choice["finish_reason"] or self._finish
+        return text
+
+    def _line(self, text: str, *, done: bool) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        head = {"model": self._model, "created_at": now}
+        if not self._chat:
+            return head | {"response": text, "done": done}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if done and self._calls:
+            message["tool_calls"] = [
+                {"function": call | {"arguments": json.loads(call["arguments"] or "{}")}}
+                for call in self._calls.values()
+            ]
+        return head | {"message": message, "done": done}
+
+    def _summary(self, job: Job) -> dict[str, Any]:
+        now = time.perf_counter()
+        started, first = job.started or now, job.first_token or now
+        return {
+            "done_reason": "length" if self._finish == "length" else "stop",
+            "total_duration": _nanoseconds(now - job.submitted),
+            "load_duration": 0,
+            "prompt_eval_count": self._usage.get("prompt_tokens", 0),
+            "prompt_eval_duration": _nanoseconds(first - started),
+            "eval_count": self._usage.get("completion_tokens", 0),
+            "eval_duration": _nanoseconds(now - first),
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def list_models(sizes: Mapping[str, int], created: float) -> dict[str, Any]:
+    """Return the body of /api/tags for the sizes of models in bytes, by name.
+
+    `created` is the start of the server in Unix time.
+    """
+    date = datetime.fromtimestamp(created, UTC).isoformat()
+    facts = {"modified_at": date, "digest": "", "details": _details("", "")}
+    return {
+        "models": [
+            {"name": name + TAG, "model": name + TAG, "size": size, **facts}
+            for name, size in sizes.items()
+        ]
+    }
+
+
+def show(model: LoadedModel, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of /api/show; no value of the request changes it."""
+    del values
+    config, family = model.bundle.config, model.bundle.config.family
+    return {
+        "details": _details(family, model.engine.dtype),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": name,
+            f"{family}.context_length": model.engine.context_length,
+            f"{family}.embedding_length": config.d_model,
+            f"{family}.block_count": config.n_layers,
+        },
+        "capabilities": ["completion"],
+    }
+
+
+def _details(family: str, dtype: str) -> dict[str, Any]:
+    families = [family] if family else []
+    unknown = {"parent_model": "", "format": "", "parameter_size": ""}
+    return {"family": family, "families": families, "quantization_level": dtype, **unknown}

@@ -1,0 +1,157 @@
+"""Ollama's API over HTTP, on a real port."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.servers import JSON, ServerProcess
+from tgen.api import Model
+from tgen.config import EngineOptions
+from tgen.loaded_model import open_model
+from tgen.serve.ollama import read_chat, read_generate
+from tgen.serve.preparation import prepare
+from tgen.serve.text_request import ChatRequest
+
+USER = [{"role": "user", "content": "What is <|im_end|> a king?"}]
+OPTIONS = {"seed": 3, "num_predict": 30, "temperature": 0.7, "repeat_penalty": 1.2, "num_ctx": 64}
+
+
+@pytest.fixture(scope="module")
+def expected(alone: Model) -> str:
+    """Return the answer to USER with OPTIONS."""
+    options: dict[str, Any] = {"temperature": 0.7, "repetition_penalty": 1.2, "max_new_tokens": 30}
+    return str(alone.chat(USER, seed=3, penalize_prompt=False, **options))
+
+
+def lines(served: ServerProcess, path: str, body: Any) -> list[dict[str, Any]]:
+    """Return the lines of a stream."""
+    answer = served.post(path, {"model": f"{served.model}:latest"} | body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def check_summary(last: dict[str, Any]) -> None:
+    assert (last["done"], last["done_reason"]) == (True, "length")
+    assert last["eval_count"] == 30
+    assert last["prompt_eval_count"] > 10
+    durations = [last[f"{name}_duration"] for name in ("prompt_eval", "eval", "total")]
+    assert all(isinstance(duration, int) and duration > 0 for duration in durations)
+    assert durations[2] >= durations[0] + durations[1]
+
+
+def test_chat_is_a_stream_of_lines_by_default(served: ServerProcess, expected: str) -> None:
+    *pieces, last = lines(served, "/api/chat", {"messages": USER, "options": OPTIONS})
+    assert "".join(line["message"]["content"] for line in (*pieces, last)) == expected
+    assert not any(line["done"] for line in pieces)
+    assert {line["message"]["role"] for line in pieces} == {"assistant"}
+    check_summary(last)
+    body = {"model": served.model, "messages": USER, "options": OPTIONS, "stream": False}
+    whole = served.post("/api/chat", body).json()
+    assert whole["message"] == {"role": "assistant", "content": expected}
+    assert whole.keys() == last.keys()
+    check_summary(whole)
+
+
+def test_generate_puts_the_prompt_into_the_template_unless_it_is_raw(
+    served: ServerProcess, alone: Model, expected: str
+) -> None:
+    body: Any = {"prompt": USER[0]["content"], "options": OPTIONS}
+    *pieces, last = lines(served, "/api/generate", body)
+    assert "".join(line["response"] for line in (*pieces, last)) == expected
+    check_summary(last)
+    body = {"prompt": "What is", "raw": True, "stream": False, "options": OPTIONS}
+    raw = served.post("/api/generate", body | {"model": served.model}).json()
+    options: dict[str, Any] = {"temperature": 0.7, "repetition_penalty": 1.2, "seed": 3}
+    expected = alone.generate("What is", max_new_tokens=30, penalize_prompt=False, **options)
+    assert raw["response"] == expected
+    system = served.post(
+        "/api/generate",
+        {"model": served.model, "prompt": "x", "system": "y", "stream": False, "options": OPTIONS},
+    )
+    messages = [{"role": "system", "content": "y"}, {"role": "user", "content": "x"}]
+    body = {"model": served.model, "messages": messages, "stream": False, "options": OPTIONS}
+    answer = served.post("/api/chat", body).json()
+    assert system.json()["response"] == answer["message"]["content"]
+
+
+def test_model_without_a_template_continues_the_prompt(chat_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(chat_model, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    config = json.loads(file.read_bytes()) | {"chat_template": None}
+    file.write_text(json.dumps(config))
+    model = open_model(tmp_path / "model", EngineOptions(device="cpu", threads=1))
+    request, _ = read_generate(b'{"model": "m", "prompt": "What is"}', "m")
+    assert prepare(model, request, 9).requests[0].prompt == model.encode("What is")
+
+
+@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"const": 1}}}])
+def test_format_constrains_the_text(served: ServerProcess, form: Any) -> None:
+    body = {"messages": USER, "format": form, "options": {"seed": 1, "num_predict": 3}}
+    *_, last = pieces = lines(served, "/api/chat", body)
+    assert "".join(line["message"]["content"] for line in pieces)[0] in "{ \n"
+    assert last["done"]
+
+
+def test_models_and_version(served: ServerProcess) -> None:
+    assert served.http.get("/api/version").json()["version"].count(".") == 2
+    (model,) = served.http.get("/api/tags").json()["models"]
+    assert model["name"] == model["model"] == f"{served.model}:latest"
+    shown = served.post("/api/show", {"model": model["name"]}).json()
+    info = shown["model_info"]
+    assert info[f"{info['general.architecture']}.context_length"] == 2048
+    assert "completion" in shown["capabilities"]
+    missing = served.post("/api/show", {"name": "other"})
+    assert missing.status_code == 404
+    assert "'other' does not exist" in missing.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "words"),
+    [
+        ("chat", "options", {"num_predict": 0}, "max_tokens: invalid value 0"),
+        ("chat", "options", {"mirostat": 1}, "mirostat"),
+        ("chat", "options", {"temperature": "hot"}, "temperature"),
+        ("chat", "format", "xml", "a JSON schema"),
+        ("chat", "think", True, "think is not supported"),
+        ("chat", "messages", [{"role": "user", "images": ["x"]}], "messages[0].images"),
+        ("chat", "messages", [], "messages"),
+        ("chat", "model", "other", "'other' does not exist"),
+        ("chat", "prompt", "x", "prompt is not supported"),
+        ("generate", "suffix", "x", "suffix is not supported"),
+        ("generate", "prompt", 5, "prompt: invalid value 5"),
+        ("embed", "input", "x", "/api/embed is not supported"),
+        ("pull", "name", "x", "GET / lists"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    served: ServerProcess, path: str, field: str, value: object, words: str
+) -> None:
+    prompts = {"chat": {"messages": USER}, "generate": {"prompt": "x"}}
+    body = {"model": served.model} | prompts.get(path, {}) | {field: value}
+    answer = served.post(f"/api/{path}", body)
+    assert answer.status_code in (400, 404)
+    assert words in answer.json()["error"]
+
+
+def test_body_must_be_json(served: ServerProcess) -> None:
+    for content, headers in ((b"{", JSON), (b"{}", {})):
+        answer = served.http.post("/api/chat", content=content, headers=headers)
+        assert answer.status_code in (400, 415)
+        assert isinstance(answer.json()["error"], str)
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    body: Any = {"model": "m", "prompt": "x", "suffix": "", "images": [], "context": None}
+    body |= {"keep_alive": "5m", "think": False, "format": "", "template": "", "options": None}
+    request, _ = read_generate(json.dumps(body).encode(), "m")
+    assert isinstance(request, ChatRequest)
+    assert request.stream
+    request, _ = read_generate(b'{"model": "m", "prompt": "x", "raw": true}', "m")
+    assert request.max_tokens == -1
+    body = {"model": "m", "messages": USER, "tools": [], "options": {"num_predict": -1}}
+    request, _ = read_chat(json.dumps(body).encode(), "m")
+    assert request.max_tokens is None
