@@ -11,6 +11,7 @@ from support.servers import JSON, ServerProcess
 from tgen.api import Model
 from tgen.config import EngineOptions
 from tgen.loaded_model import open_model
+from tgen.serve.engine_thread import Job
 from tgen.serve.ollama import read_chat, read_generate
 from tgen.serve.preparation import prepare
 from tgen.serve.text_request import ChatRequest
@@ -155,3 +156,21 @@ def test_what_asks_for_nothing_is_accepted() -> None:
     body = {"model": "m", "messages": USER, "tools": [], "options": {"num_predict": -1}}
     request, _ = read_chat(json.dumps(body).encode(), "m")
     assert request.max_tokens is None
+
+
+def test_calls_of_a_stream_come_together_at_its_end() -> None:
+    _, form = read_chat(json.dumps({"model": "m", "messages": USER}).encode(), "m")
+    parts = [("f", '{"x"'), ("", ": 1}")]
+    deltas: list[Any] = [{"role": "assistant", "content": ""}, {"content": "So."}]
+    deltas += [
+        {"tool_calls": [{"index": 0, "function": {"name": name, "arguments": part}}]}
+        for name, part in parts
+    ]
+    chunks = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks += [{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}]
+    stream = form.chunks(chunks) + form.end(Job([], stream=True))
+    text, last = map(json.loads, stream.splitlines())
+    assert text["message"] == {"role": "assistant", "content": "So."}
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    assert last["message"] == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert last["done_reason"] == "stop"

@@ -8,6 +8,9 @@ import pytest
 
 from support.servers import ServerProcess
 from tgen.api import Model
+from tgen.serve.engine_thread import Job
+from tgen.serve.http_error import unavailable
+from tgen.serve.responses import read
 
 if TYPE_CHECKING:
     import openai
@@ -143,12 +146,68 @@ def test_what_asks_for_nothing_is_accepted(served: ServerProcess) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_failed_stream_ends_with_an_error_that_clients_raise() -> None:
-    from tgen.serve.http_error import unavailable
-    from tgen.serve.responses import read
+def parse(events: bytes) -> list[dict[str, Any]]:
+    """Return the data of server-sent events, each of which has the name of its type."""
+    result = []
+    for event in events.decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        result.append(json.loads(data.removeprefix("data: ")))
+        assert name == "event: " + result[-1]["type"]
+    return result
 
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    """Return a chunk of a chat."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": [choice]}
+
+
+def call(index: int, arguments: str, **first: str) -> dict[str, Any]:
+    """Return a delta with a part of a call, whose first part has `id` and `name`."""
+    name = {"name": first.pop("name")} if first else {}
+    return {"tool_calls": [{"index": index, **first, "function": {**name, "arguments": arguments}}]}
+
+
+def test_calls_are_items_of_their_own() -> None:
     _, form = read(b'{"input": "x", "stream": true}', "m")
-    name, _, data = form.error(unavailable("gone", "shutting_down")).decode().partition("\n")
-    assert name == "event: error"
-    event = json.loads(data.removeprefix("data: "))
+    deltas = [{"role": "assistant", "content": ""}, {"content": "So"}, {"content": "."}]
+    deltas += [call(0, "", id="a", name="f"), call(0, '{"x":'), call(0, "1}")]
+    deltas += [call(1, "{}", id="b", name="g")]
+    job = Job([], stream=True)
+    stream = form.chunks([*map(chunk, deltas), chunk({}, "tool_calls")]) + form.end(job)
+    *events, last = parse(stream)
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["type"] for item in added] == ["message", "function_call", "function_call"]
+    assert [item.get("arguments", "") for item in added] == ["", "", ""]
+    assert [item.get("content") for item in added] == [[], None, None]
+    assert {item["status"] for item in done} == {"completed"}
+    assert done == last["response"]["output"]
+    text, *calls = done
+    assert text["content"][0]["text"] == "So."
+    assert [(item["call_id"], item["name"], item["arguments"]) for item in calls] == [
+        ("a", "f", '{"x":1}'),
+        ("b", "g", "{}"),
+    ]
+    assert len({item["id"] for item in done}) == 3
+    for event in events:
+        if "item_id" in event:
+            assert event["item_id"] == done[event["output_index"]]["id"]
+    assert last["type"] == "response.completed"
+    _, form = read(b'{"input": "x"}', "m")
+    functions = [
+        ("a", {"name": "f", "arguments": '{"x":1}'}),
+        ("b", {"name": "g", "arguments": "{}"}),
+    ]
+    message = {"content": "So.", "tool_calls": [{"id": i, "function": f} for i, f in functions]}
+    answer = chunk(message, "tool_calls")
+    answer["choices"][0]["message"] = answer["choices"][0].pop("delta")
+    output = form.whole(answer, job)["output"]
+    assert [item | {"id": ""} for item in output] == [item | {"id": ""} for item in done]
+
+
+def test_failed_stream_ends_with_an_error_that_clients_raise() -> None:
+    _, form = read(b'{"input": "x", "stream": true}', "m")
+    (event,) = parse(form.error(unavailable("gone", "shutting_down")))
+    assert event["type"] == "error"
     assert event["code"] == event["error"]["code"] == "shutting_down"
