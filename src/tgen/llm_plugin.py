@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 # A schema is `llm`'s own --schema; the others are for JSON output, or not what their flag says.
-_NOT_OPTIONS = {"json_schema", "logprobs", "explain", "bias", "samplers", "penalize_prompt"}
+_NOT_OPTIONS = {
+    *("json_schema", "logprobs", "explain", "bias", "samplers", "penalize_prompt"),
+    *("logit_bias", "stop_token_ids"),
+}
 _HELP = {"grammar": "Generate a text that this Lark or GBNF grammar allows."}  # a file for a flag
 
 

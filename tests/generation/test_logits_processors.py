@@ -1,5 +1,7 @@
 """Banned, biased, required and stop strings match across token boundaries."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def test_too_many_strings_are_refused():
         SamplingConfig(bias={f"{i}": 1.0 for i in range(1001)})
 
 
-def process(sampling, text, prompt_length, *, tokens=(), ends=(), n_left=99, size=6):
+def process(sampling, text, prompt_length, *, tokens=(), ends=(), own=(), n_left=99, size=6):
     def encode(data):
         pieces = [data] if data in tokens else [data[i : i + 1] for i in range(len(data))]
         return [tokens.index(piece) for piece in pieces]
@@ -68,7 +70,8 @@ def process(sampling, text, prompt_length, *, tokens=(), ends=(), n_left=99, siz
     vocabulary = Vocabulary(tokens, ends, encode)
     written = b"".join(vocabulary.bytes_of(token) for token in text[prompt_length:])
     logits = np.zeros(size, np.float32)
-    LogitsProcessors(sampling, vocabulary).apply(logits, text, prompt_length, written, n_left)
+    processors = LogitsProcessors(sampling, vocabulary)
+    processors.apply(logits, text, prompt_length, written, n_left, ends=own)
     return logits.tolist()
 
 
@@ -82,6 +85,39 @@ def test_bans_biases_and_required_strings():
     assert process(sampling, [5, 2], 1, **options) == [inf, 0, 0, inf, 0, 2]
     assert process(sampling, [5, 2, 2], 1, **options) == [0, 0, 0, inf, 0, 2]
     assert LogitsProcessors(SamplingConfig(), Vocabulary()).inactive
+
+
+def test_biased_ids_and_ends_before_enough_tokens():
+    options = dict(tokens=[b"", b"a", b"b", b"ab", b"ba", b""], ends=[0], own=[5])
+    inf = -np.inf
+    biases: dict[Any, float] = {"1": -100, 3: 2.5, "3": 1.5}  # JSON has strings
+    sampling = SamplingConfig(logit_bias=biases)
+    assert process(sampling, [1], 1, **options) == [0, -100, 0, 1.5, 0, 0]
+    sampling = SamplingConfig(min_tokens=2, stop=["bb"], stop_token_ids=[3])
+    assert process(sampling, [2, 2], 1, **options) == [inf, 0, inf, inf, inf, inf]
+    assert process(sampling, [2, 2, 1], 1, **options) == [0] * 6
+    assert process(SamplingConfig(ignore_eos=True), [1], 1, **options) == [inf, 0, 0, 0, 0, inf]
+    sampling = SamplingConfig(ignore_eos=True, stop_token_ids=[3])
+    assert process(sampling, [1], 1, **options) == [inf, 0, 0, 0, 0, inf]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": 5}, "logit_bias: invalid value 5"),
+        ({"logit_bias": {"1": 101}}, "logit_bias: invalid value '1': 101"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: invalid value 'x': 1"),
+        ({"logit_bias": {-1: 1}}, "logit_bias: invalid value -1: 1"),
+        ({"logit_bias": dict.fromkeys(range(1001), 1)}, "logit_bias: too many ids"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids: invalid value"),
+        ({"stop_token_ids": "12"}, "stop_token_ids: invalid value"),
+        ({"regex": "a*", "ignore_eos": True}, "ignore_eos cannot be combined with regex"),
+        ({"choices": ["a"], "min_tokens": 1}, "min_tokens cannot be combined with choices"),
+    ],
+)
+def test_impossible_ids_and_ends_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        SamplingConfig(**options)
 
 
 def test_required_strings_are_forced_when_no_room_is_left():

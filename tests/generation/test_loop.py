@@ -48,6 +48,25 @@ def test_kv_cache_does_not_change_the_text_even_past_the_context(family, samplin
         assert (alone == cached[row]) == (row == 0 or sampling is GREEDY)
 
 
+def test_stop_ids_end_a_text_and_min_tokens_delay_them():
+    engine = TorchEngine(make_model("gpt2", context_length=24).double())
+    (text,) = texts(engine, [[1, 2]], 12)
+    end = text[3]
+    sampling = replace(GREEDY, stop_token_ids=(end,))
+    (stopped,) = texts(engine, [[1, 2]], 12, sampling=sampling)
+    assert stopped == text[: text.index(end) + 1]
+    (late,) = texts(engine, [[1, 2]], 12, sampling=replace(sampling, min_tokens=8))
+    assert len(late) >= 8
+    assert end not in late[:8]
+    (whole,) = texts(engine, [[1, 2]], 12, sampling=replace(GREEDY, ignore_eos=True), stop=[end])
+    assert len(whole) == 12
+    assert end not in whole
+    vocabulary = Vocabulary([b"a"] * 5)
+    for options in ({"stop_token_ids": [5]}, {"logit_bias": {5: 1}}):
+        with pytest.raises(UsageError, match="invalid token id 5, expected ids below 5"):
+            check_request(Request([1], SamplingConfig(**options)), vocabulary, 24)
+
+
 def test_continuation_is_the_same_after_a_generated_text_or_a_prompt(family):
     engine = TorchEngine(make_model(family, context_length=24).double())
     sampling = SamplingConfig(temperature=1.0, seed=5)

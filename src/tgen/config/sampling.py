@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 from tgen.config.option import check_ranges, is_number, option, require, widen_floats
@@ -97,6 +98,22 @@ class SamplingConfig:
         "--bias",
         metavar="TEXT=N",
     )
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _constraint(
+        (),
+        "Add N to the logit of the token with this id, from -100 to 100; repeatable.",
+        "--logit-bias",
+        metavar="ID=N",
+    )
+    stop_token_ids: Sequence[int] = _constraint(
+        (), "Stop before the token with this id; repeatable.", "--stop-token-ids", metavar="ID"
+    )
+    min_tokens: int = _constraint(
+        0,
+        "Number of tokens before which no end token or stop string can appear; 0 disables it.",
+        "--min-tokens",
+        low=0,
+    )
+    ignore_eos: bool = _constraint(False, "Never generate the model's end tokens.", "--ignore-eos")
     choices: Sequence[Text] | None = _constraint(
         None,
         "Generate exactly one of these strings; a JSON list allows commas in them. Repeatable.",
@@ -252,7 +269,13 @@ class SamplingConfig:
         )
         require(valid, "bias", repr(self.bias), 'a number per string, such as {"king": 2}')
         self._set("bias", tuple((_check_text("bias", text), value) for text, value in pairs))
-        for name in ("stop", "ban", "require", "bias", "dry_breakers"):
+        self._set("logit_bias", _read_logit_bias(self.logit_bias))
+        ids = self.stop_token_ids
+        valid = _is_sequence(ids) and all(map(_is_id, ids))
+        require(valid, "stop_token_ids", repr(ids), "a list of token ids")
+        self._set("stop_token_ids", tuple(map(int, ids)))
+        limited = ("stop", "ban", "require", "bias", "dry_breakers", "logit_bias", "stop_token_ids")
+        for name in limited:
             _check_count(name, getattr(self, name))
         for value in self.biases.values():
             valid = is_number(value) and abs(value) <= 1e6
@@ -286,7 +309,8 @@ class SamplingConfig:
             shown = repr(text.decode(errors="replace"))
             require(possible, "require", shown, "a string without banned or stop strings")
         constraints = [name for name in CONSTRAINTS if getattr(self, name)]
-        others = [name for name in ("stop", "until_newline", "require") if getattr(self, name)]
+        names = ("stop", "until_newline", "require", "stop_token_ids", "min_tokens", "ignore_eos")
+        others = [name for name in names if getattr(self, name)]
         if constraints and len(constraints + others) > 1:
             one, two = constraints[:2] if len(constraints) > 1 else (others[0], constraints[0])
             hint = "remove one of them: a constraint ends the text"
@@ -334,10 +358,33 @@ def raw(text: Text) -> bytes:
 
 
 def _check_count(name: str, texts: Sized) -> None:
-    """Limit the strings of an option that are searched for at every token."""
+    """Limit the strings and ids of an option that are looked up at every token."""
     if len(texts) > _MAX_STRINGS:
-        message = f"{name}: too many strings (got {len(texts):,}, limit {_MAX_STRINGS:,})"
-        raise UsageError(message, "pass fewer strings", field=name)
+        kind = "ids" if name in ("logit_bias", "stop_token_ids") else "strings"
+        message = f"{name}: too many {kind} (got {len(texts):,}, limit {_MAX_STRINGS:,})"
+        raise UsageError(message, f"pass fewer {kind}", field=name)
+
+
+def _read_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Return pairs of a token id and its bias; JSON has the ids as strings."""
+    expected = 'a number from -100 to 100 per token id, such as {"50256": -100}'
+    pairs = value.items() if isinstance(value, Mapping) else value
+    is_valid = isinstance(value, Mapping) or _is_sequence(value)
+    require(is_valid, "logit_bias", repr(value), expected)
+    biases = {}
+    for pair in pairs:
+        require(_is_sequence(pair) and len(pair) == 2, "logit_bias", repr(pair), expected)
+        i, bias = pair
+        if isinstance(i, str) and i.isascii() and i.isdecimal() and len(i) < 20:
+            i = int(i)
+        valid = _is_id(i) and is_number(bias) and abs(bias) <= 100
+        require(valid, "logit_bias", f"{pair[0]!r}: {bias!r}", expected)
+        biases[int(i)] = float(bias)
+    return tuple(biases.items())
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _is_sequence(value: Any) -> bool:

@@ -130,17 +130,23 @@ class LogitsProcessors:
         self._sampling, self._vocabulary = sampling, vocabulary
         self._ends = sorted(vocabulary.ends)
         self._required = [raw(text) for text in sampling.require]
-        # Stop strings are banned until all required strings are present.
-        self._stops = [vocabulary.completions(text) for text in sampling.stops if self._required]
+        # Stop strings are banned until all required strings and enough tokens are present.
+        is_late = bool(self._required or sampling.min_tokens)
+        self._stops = [vocabulary.completions(text) for text in sampling.stops if is_late]
+        by_id = dict(sampling.logit_bias)
+        self._biased_ids = np.array([*by_id], np.int64)
+        self._id_biases = np.array([*by_id.values()], np.float32)
         self._bans = [vocabulary.completions(raw(text)) for text in sampling.ban]
         self._biases = [(vocabulary.completions(text), b) for text, b in sampling.biases.items()]
         breakers = [raw(text) for text in sampling.dry_breakers if sampling.dry_multiplier]
         self._breakers = frozenset(
             i for text in breakers for i in vocabulary.completions(text).containing.tolist()
         )
-        self.inactive = not (
-            sampling.penalizes or sampling.bias or sampling.ban or sampling.require
+        active = (
+            *(sampling.penalizes, sampling.bias, sampling.ban, sampling.require),
+            *(sampling.logit_bias, sampling.min_tokens, sampling.ignore_eos),
         )
+        self.inactive = not any(active)
 
     def new_text(self) -> TextState:
         """Return the state of a new text, for `apply`."""
@@ -156,24 +162,32 @@ class LogitsProcessors:
         new_bytes: bytes,
         n_left: int,
         state: TextState | None = None,
+        ends: Collection[int] = (),
     ) -> None:
         """Change the logits (V,) after `tokens` in place.
 
         `new_bytes` is the text after the prompt; up to `n_left` tokens may follow. `state` is the
-        text's state from `new_text`; without it, everything is computed again.
+        text's state from `new_text`; without it, everything is computed again. `ends` are the
+        text's end tokens besides the vocabulary's.
         """
         if self._sampling.penalizes:
             start = 0 if self._sampling.penalize_prompt else prompt_length
             self._penalize(logits, tokens, start, state or self.new_text())
         for completions, bias in self._biases:
             logits[completions.after(new_bytes)] += bias
+        if len(self._biased_ids):
+            logits[self._biased_ids] += self._id_biases
         for completions in self._bans:
             logits[completions.after(new_bytes)] = -np.inf
         missing = missing_strings(self._required, new_bytes)
-        if missing:
-            logits[self._ends] = -np.inf
+        is_early = len(tokens) - prompt_length < self._sampling.min_tokens
+        if missing or is_early or self._sampling.ignore_eos:
+            logits[[*self._ends, *ends]] = -np.inf
+        if missing or is_early:
+            logits[[*self._sampling.stop_token_ids]] = -np.inf
             for completions in self._stops:
                 logits[completions.after(new_bytes)] = -np.inf
+        if missing:
             needed = [self._vocabulary.encode(text) for text in missing]
             n_needed = sum(map(len, needed))
             if n_left <= n_needed:  # the last chance: force the next required token

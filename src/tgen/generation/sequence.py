@@ -39,6 +39,11 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
             f"(context length {context_length})",
             f"use -n {room} or less, or add --overflow slide",
         )
+    ids = {"stop_token_ids": sampling.stop_token_ids, "logit_bias": dict(sampling.logit_bias)}
+    for name, given in ids.items():
+        if (i := max(given, default=0)) >= vocabulary.size:
+            message = f"{name}: invalid token id {i}, expected ids below {vocabulary.size:,}"
+            raise UsageError(message, "tgen tokenize prints the ids of a text", field=name)
     if sampling.constrained:
         vocabulary.grammars.matcher(sampling)
     required = missing_strings([raw(text) for text in sampling.require], b"")
@@ -117,9 +122,10 @@ class SequenceState:
         processors: LogitsProcessors,
         context_length: int,
     ) -> None:
-        prompt, sampling, self._ends = request
+        prompt, sampling, self._own_ends = request
         if not prompt:
             raise ValueError("a prompt needs at least one token")
+        self._ends = self._own_ends | set(sampling.stop_token_ids)
         self.number, self.sampling, self.slot = number, sampling, 0
         self.tokens, self.prompt_length = list(prompt), len(prompt)
         self.max_length = self.prompt_length + sampling.max_new_tokens
@@ -149,6 +155,7 @@ class SequenceState:
                 self._new_bytes,
                 n_left,
                 self._text_state,
+                self._own_ends,
             )
         if self._matcher is not None:
             logits[~self._matcher.allowed(len(logits))] = -float("inf")

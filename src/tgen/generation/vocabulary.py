@@ -33,6 +33,11 @@ class Vocabulary:
         self._tokens = tokens
         self.completions = lru_cache(maxsize=1000)(self._completions)
 
+    @property
+    def size(self) -> int:
+        """Number of tokens; a number above all ids for a vocabulary without bytes."""
+        return len(self._tokens) or 1 << 63
+
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
         known = token < len(self._tokens) and token not in self.ends

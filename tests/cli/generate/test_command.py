@@ -67,6 +67,21 @@ def test_choices_with_commas_and_repeated_options(generate):
     assert texts == {"x", "y", "z"}
 
 
+def test_ids_as_options_of_a_text_and_of_a_row(generate):
+    options = ["-p", "a", "-q", "-n", 9, "-t", 0, "--json"]
+    ids = json.loads(generate(*options)[1])["tokens"]
+    banned = ["--logit-bias", f"{ids[0]}=-100", "--logit-bias", f"{ids[1]}=-100"]
+    assert not {*ids[:2]} & {*json.loads(generate(*options, *banned)[1])["tokens"]}
+    stop = ["--stop-token-ids", ids[1], "--min-tokens", 1, "--ignore-eos"]
+    assert json.loads(generate(*options, *stop)[1])["tokens"] == ids[:2]
+    status, out, err = generate(*options, "--logit-bias", "5")
+    assert (status, out) == (2, "")
+    assert "--logit-bias: not ID=NUMBER (got '5')" in err
+    status, out, err = generate(*options, "--logit-bias", "99999999=1")
+    assert (status, out) == (2, "")
+    assert "--logit-bias: invalid token id 99999999, expected ids below" in err
+
+
 @pytest.mark.parametrize("text", ['["a,b",3]', '["a,b"', "[]", '["a", ""]', "[1]"])
 def test_choices_that_are_no_list_of_strings_are_refused(generate, text):
     status, out, err = generate("-p", "a", "-q", "--choices", text)

@@ -73,6 +73,7 @@ _NUMBER_FLAGS = [
         "--dry-allowed-length",
     ),
     *("--xtc-probability", "--xtc-threshold", "--threads"),
+    *("--min-tokens", "--stop-token-ids"),
 ]
 _TEXT_FLAGS = [
     *(
@@ -80,6 +81,7 @@ _TEXT_FLAGS = [
         "--ban",
         "--require",
         "--bias",
+        "--logit-bias",
         "--choices",
         "--regex",
         "--samplers",
@@ -108,6 +110,7 @@ _SWITCHES = [
         "-q",
         "--no-kv-cache",
         "--explain",
+        "--ignore-eos",
         "--until-newline",
         "--chat",
     ),

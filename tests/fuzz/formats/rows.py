@@ -23,6 +23,7 @@ _ROWS: list[dict[str, Any]] = [
     {"prompt": "the king", "id": [1, {"a": None}], "samples": 2, "echo": True, **_SAMPLING},
     {"prompt_bytes": "dGhlIGtpbmc=", "max_new_tokens": 2, "stop": ["x", "yz"], "bias": {"a": 2.0}},
     {"prompt": "a", "n": 2, "ban": ["b"], "require": ["c"], "until_newline": False, "t": 0},
+    {"prompt": "a", "n": 2, "logit_bias": {"5": -100.0}, "stop_token_ids": [7], "min_tokens": 1},
     {"prompt": "a", "choices": ["yes", "no"], "max-new-tokens": 4},
     {"prompt": "a", "regex": "[a-c]{2}", "max_new_tokens": 4},
     {"prompt": "a", "json_schema": {"type": "integer"}, "max_new_tokens": 4},

@@ -55,6 +55,15 @@ def _read_bias(item: str) -> tuple[bytes, float]:
         raise UsageError(f"--bias: not TEXT=NUMBER (got {item!r})", hint) from None
 
 
+def _read_logit_bias(item: str) -> tuple[str, float]:
+    i, equals, number = item.partition("=")
+    try:
+        return i, float(number if equals else "")
+    except ValueError:
+        hint = "use, for example, --logit-bias 11=-100"
+        raise UsageError(f"--logit-bias: not ID=NUMBER (got {item!r})", hint) from None
+
+
 def _read_choices(items: list[str]) -> list[bytes]:
     choices: list[str] = []
     for item in items:
@@ -150,6 +159,8 @@ class GenerateOptions:
         require=_TEXTS,
         dry_breakers=_TEXTS,
         bias=Reader(list[str], lambda items: [_read_bias(item) for item in items]),
+        logit_bias=Reader(list[str], lambda items: [_read_logit_bias(item) for item in items]),
+        stop_token_ids=Reader(list[int], list),
         choices=Reader(list[str], _read_choices),
         json_schema=Reader(Path, _read_schema),
         grammar=Reader(Path, _read_grammar),
