@@ -26,7 +26,7 @@ from tgen.config.option import suggest
 from tgen.engine.base import Engine, PromptCache, common_prefix_length
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import ModelError, UsageError
-from tgen.generation.logprobs import TokenScores, score_stream
+from tgen.generation.logprobs import TokenLogprobs, TokenScores, score_prompt, score_stream
 from tgen.generation.loop import (
     ErrorHandler,
     RequestSource,
@@ -310,3 +310,8 @@ class LoadedModel:
         """Yield the scores of all tokens after the first of a text, see `score_stream`."""
         with self._borrow_engine() as engine:
             yield from score_stream(engine, ids, stride=stride)
+
+    def score_prompt(self, prompt: Sequence[int], n_top: int) -> list[TokenLogprobs]:
+        """Return the log-probabilities of a prompt's tokens, see `logprobs.score_prompt`."""
+        with self._borrow_engine() as engine:
+            return score_prompt(engine, prompt, n_top)

@@ -1,8 +1,10 @@
 """`tgen serve` as the official client sees it, on a real port."""
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
@@ -13,6 +15,7 @@ from tgen.api import Model
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
+from tgen.scoring.texts import DocumentScorer, start_ids
 
 if TYPE_CHECKING:
     import openai
@@ -158,6 +161,95 @@ def test_logprobs_are_the_models_own(
     assert all(len(piece.top_logprobs) == 2 for piece in pieces)
 
 
+def test_echo_has_the_log_probabilities_of_score(
+    client: "openai.OpenAI", served: ServerProcess, loaded: LoadedModel
+) -> None:
+    text = "What is a king?\nÄ 👑 is " * 8  # more than a block of positions
+    start = start_ids(loaded)
+    scored = [*DocumentScorer(loaded, (text.encode(),)).tokens()]
+    ids = [*start, *(token.id for token in scored)]
+    assert len(scored) > 100
+    create = partial(client.completions.create, model=served.model, echo=True)
+    answer = create(prompt=[ids, ids[:9]], logprobs=2, max_tokens=0)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == (text, "length")
+    assert answer.usage
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids) + 9, 0)
+    form: Any = choice.logprobs
+    assert form.token_logprobs == [None, *(token.logprob for token in scored)]
+    assert form.top_logprobs[0] is None
+    assert form.text_offset == [0] + [
+        len(loaded.tokenizer.decode(ids[:i]).decode(errors="ignore")) for i in range(1, len(ids))
+    ]
+    for token, value, top in zip(
+        scored, form.token_logprobs[1:], form.top_logprobs[1:], strict=True
+    ):
+        assert (token.rank == 0) == (value == max(top.values())), token
+    short: Any = answer.choices[1].logprobs
+    assert short.token_logprobs == form.token_logprobs[:9]
+    # With new tokens, and as a stream.
+    options: dict[str, Any] = {"prompt": ids, "logprobs": 1, "seed": 1, "max_tokens": 3, "n": 2}
+    longer: Any = create(**options).choices[1]
+    plain: Any = client.completions.create(model=served.model, **options).choices[1]
+    assert longer.text == text + plain.text
+    assert longer.logprobs.token_logprobs[: len(ids)] == form.token_logprobs
+    assert longer.logprobs.token_logprobs[len(ids) :] == plain.logprobs.token_logprobs
+    chunks = [chunk.choices[0] for chunk in create(**options | {"n": 1}, stream=True)]
+    values = [
+        value for chunk in chunks if chunk.logprobs for value in chunk.logprobs.token_logprobs
+    ]
+    assert values[: len(ids)] == form.token_logprobs
+    assert len(values) == len(ids) + 3
+    whole = client.completions.create(model=served.model, prompt="Hi", max_tokens=0, echo=True)
+    assert whole.choices[0].text == "Hi"
+
+
+def test_best_of_returns_the_most_likely_texts(
+    client: "openai.OpenAI", served: ServerProcess
+) -> None:
+    options: dict[str, Any] = {"model": served.model, "prompt": ["What", "The"], "logprobs": 0}
+    options |= {"seed": 4, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
+    every = client.completions.create(n=5, **options)
+    best = client.completions.create(n=2, best_of=5, **options)
+    expected = []
+    for start in (0, 5):
+        texts: list[Any] = every.choices[start : start + 5]
+        texts.sort(key=lambda one: -sum(one.logprobs.token_logprobs))  # of equal lengths
+        expected += [one.text for one in texts[:2]]
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [*range(4)]
+    assert best.usage == every.usage
+
+
+def test_parameters_of_other_servers_reach_the_text(
+    client: "openai.OpenAI", served: ServerProcess, alone: Model, loaded: LoadedModel
+) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "typical_p": 0.7, "xtc_probability": 0.3}
+    options |= {"top_n_sigma": 2.0, "dry_multiplier": 0.8, "no_repeat_ngram": 3}
+    options |= {"samplers": ["typical_p", "temperature", "xtc"], "logit_bias": {"9": 4.5}}
+    options |= {"stop": ["zq"] * 9, "min_tokens": 3, "penalty_window": 8}
+    body = {"model": served.model, "prompt": "What is", "seed": 3}
+    text = client.completions.create(**body, max_tokens=30, extra_body=options).choices[0].text
+    expected = alone.generate(
+        "What is", seed=3, max_new_tokens=30, penalize_prompt=False, **options
+    )
+    assert text == expected
+    for given in (
+        {"structured_outputs": {"regex": "[ab]{4}"}},
+        {"guided_choice": ["abba"]},
+        {"grammar": "root ::= [ab] [ab] [ab] [ab]"},
+        {"json_schema": {"enum": [True]}},
+    ):
+        text = client.completions.create(**body, max_tokens=-1, extra_body=given).choices[0].text
+        assert re.fullmatch("[ab]{4}|true", text)
+    [end] = loaded.vocabulary.ends
+    bias: dict[str, Any] = {"logit_bias": {f"{end}": 100}, "max_tokens": 5}
+    ended = client.completions.create(**body, **bias)
+    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
+    whole = client.completions.create(**body, **bias, extra_body={"ignore_eos": True})
+    assert whole.choices[0].finish_reason == "length"
+
+
 class Person(pydantic.BaseModel):
     """What the client asks for."""
 
@@ -197,13 +289,12 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"n": 128, "prompt": ["x"] * 10}, "n"),
     ({"max_tokens": 1.0}, "max_tokens"),
     ({"max_tokens": 10**400}, "max_tokens"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -2}, "seed"),
     ({"seed": 2**63}, "seed"),
     ({"stop": ""}, "stop"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": "\ud800"}, "stop"),
     ({"logprobs": 6}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "echo"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [True]}, "prompt"),
@@ -213,10 +304,19 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": "x " * 3000}, "prompt"),
     ({"prompt": "x " * 400_000}, "prompt"),
-    ({"max_tokens": 2048, "prompt": "What is"}, "prompt"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
     ({"suffix": "x"}, "suffix"),
-    ({"logit_bias": {"1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"stop_token_ids": [99_999]}, "stop_token_ids"),
+    ({"typical_p": 2}, "typical_p"),
+    ({"xtc_probability": "x"}, "xtc_probability"),
+    ({"samplers": ["mirostat"]}, "samplers"),
+    ({"guided_regex": "(", "max_tokens": 5}, "guided_regex"),
+    ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs"),
+    ({"json_schema": {"type": "nothing"}}, "json_schema"),
+    ({"choices": []}, "choices"),
     ({"temprature": 1}, "temprature"),
     ({"stream_options": {}}, "stream_options"),
     ({"response_format": {"type": "xml"}}, "response_format"),
@@ -335,7 +435,7 @@ def test_client_raises_its_own_exceptions(client: "openai.OpenAI", served: Serve
         client.completions.create(model="other", prompt="x")
     assert error.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model=served.model, prompt="x", max_tokens=99_999)
+        client.completions.create(model=served.model, prompt="x", max_tokens=-2)
     assert bad.value.param == "max_tokens"
 
 

@@ -67,19 +67,29 @@ def test_lengths_fill_the_context_and_not_more(loaded: LoadedModel) -> None:
         prepare(loaded, parse(chat(), ChatRequest, "m"), 7).requests[0].sampling.max_new_tokens == 7
     )
     ids = [1] * (length - 4)
-    for asked, expected in ((None, 5), (5, 5), (6, None)):
-        body = json.dumps({"prompt": ids, "max_tokens": asked}).encode()
-        if expected:
-            [request] = prepare(loaded, parse(body, CompletionRequest, "m"), length).requests
-            assert request.sampling.max_new_tokens == expected
-            continue
+    for asked, expected in ((None, 5), (5, 5), (6, 5), (-1, 5), (99_999, 5), (0, 0)):
+        request = parse(
+            json.dumps({"prompt": ids, "max_tokens": asked}).encode(), CompletionRequest, "m"
+        )
+        [one] = prepare(loaded, request, length).requests
+        assert one.sampling.max_new_tokens == expected
+        assert prepare(loaded, request, 3).requests[0].sampling.max_new_tokens == min(expected, 3)
+        if asked in (6, 99_999):
+            with pytest.raises(HttpError) as error:
+                prepare(loaded, request, length, strict=True)
+            assert error.value.code == "context_length_exceeded"
+        else:
+            [strict] = prepare(loaded, request, length, strict=True).requests
+            assert strict.sampling.max_new_tokens == expected
+    for n, asked in ((length + 1, 1), (length + 1, -1), (length + 2, 0)):
+        body = json.dumps({"prompt": [1] * n, "max_tokens": asked}).encode()
         with pytest.raises(HttpError) as error:
             prepare(loaded, parse(body, CompletionRequest, "m"), length)
         assert error.value.code == "context_length_exceeded"
 
 
 def test_texts_without_a_seed_differ(loaded: LoadedModel) -> None:
-    request = parse(b'{"prompt": "Hi", "n": 2}', CompletionRequest, "m")
+    request = parse(b'{"prompt": "Hi", "n": 2, "seed": -1}', CompletionRequest, "m")
     seeds = {r.sampling.seed for _ in range(5) for r in prepare(loaded, request, 9).requests}
     assert len(seeds) == 10
     developer = parse(chat(messages=[{"role": "developer", "content": "Hi"}]), ChatRequest, "m")

@@ -1,11 +1,13 @@
 """Fields of a request: what is accepted, and errors that name field and value."""
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import HttpError
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 
@@ -28,11 +30,30 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"min_p": "0"}, 'min_p: invalid value "0", expected a number'),
     (CompletionRequest, {"min_p": 10**400}, "min_p: invalid value 1000"),
     (CompletionRequest, {"echo": 1}, "echo: invalid value 1, expected true or false"),
-    (CompletionRequest, {"stop": [""]}, 'stop: invalid value [""], expected up to 4 strings of'),
+    (CompletionRequest, {"stop": [""]}, 'stop: invalid value [""], expected up to 64 strings of'),
     (CompletionRequest, {"prompt": [[1], 2]}, "prompt: invalid value [[1], 2], expected a string"),
     (CompletionRequest, {"prompt": None}, "prompt is missing"),
     (CompletionRequest, {"tempature": 1}, "unknown field 'tempature': did you mean temperature?"),
     (CompletionRequest, {"messages": []}, "unknown field 'messages'"),
+    (CompletionRequest, {"min_token": 1}, "unknown field 'min_token': did you mean min_tokens?"),
+    (CompletionRequest, {"mirostat": 2}, "mirostat is not supported"),
+    (CompletionRequest, {"repeat_last_n": 0}, "repeat_last_n: invalid value 0, expected -1 or at"),
+    (CompletionRequest, {"bias": {"": 1}}, 'bias: invalid value {"": 1}, expected up to 64'),
+    (CompletionRequest, {"bias": [1]}, "bias: invalid value [1], expected a number per string"),
+    (CompletionRequest, {"guided_choice": [1]}, "guided_choice: invalid value [1], expected a lis"),
+    (CompletionRequest, {"json_schema": 5}, "json_schema: invalid value 5, expected a JSON schema"),
+    (CompletionRequest, {"structured_outputs": {"x": 1}}, "structured_outputs.x is not supported"),
+    (CompletionRequest, {"n_predict": 1, "max_tokens": 2}, "n_predict cannot be combined with max"),
+    (
+        CompletionRequest,
+        {"regex": "a", "guided_json": {}},
+        "regex: there is a constraint already (got guided_json)",
+    ),
+    (
+        CompletionRequest,
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured_outputs: there is a constraint already (got structured_outputs)",
+    ),
     (CompletionRequest, {"tool_choice": "any"}, "tool_choice is not supported"),
     (
         CompletionRequest,
@@ -108,3 +129,45 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
     sent |= {"refusal": None, "tool_calls": [], "name": "x"}
     request = parse(json.dumps({"messages": [sent]}).encode(), ChatRequest, "m")
     assert request.conversation == parse(chat(), ChatRequest, "m").conversation
+
+
+SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"top_p": 0, "top_k": -1, "top_n_sigma": -1}, {"top_p": 5e-324, "top_k": 0}),
+    (
+        {"repeat_penalty": 1.5, "repeat_last_n": 64, "dry_sequence_breakers": ["x"]},
+        {"repetition_penalty": 1.5, "penalty_window": 64, "dry_breakers": ["x"]},
+    ),
+    (
+        {"bad_words": ["x"], "repeat_last_n": -1, "mirostat": 0, "id_slot": 1},
+        {"ban": ["x"]},
+    ),
+    ({"logit_bias": {"5": -100}, "seed": -1}, {"logit_bias": {"5": -100}}),
+    ({"guided_json": {}, "grammar": "", "response_format": {"type": "text"}}, {"json_schema": {}}),
+    ({"guided_json": '{"type": "null"}'}, {"json_schema": '{"type": "null"}'}),
+    ({"json_schema": False}, {"json_schema": False}),
+    ({"guided_regex": "a"}, {"regex": "a"}),
+    ({"guided_choice": ["a"]}, {"choices": ["a"]}),
+    ({"guided_grammar": "root ::= a"}, {"grammar": "root ::= a"}),
+    ({"structured_outputs": {"json": {}, "regex": None}}, {"json_schema": {}}),
+    ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+    ({"structured_outputs": {"choice": ["a"], "json_object": False}}, {"choices": ["a"]}),
+    ({"structured_outputs": {"grammar": "root ::= a"}}, {"grammar": "root ::= a"}),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), SAMPLING, ids=lambda value: str(value)[:40])
+def test_names_of_other_servers_are_those_of_sampling_config(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request = parse(json.dumps({"prompt": "Hi"} | fields).encode(), CompletionRequest, "m")
+    assert request.sampling == expected
+    for option in expected.keys() & CONSTRAINTS:
+        assert request.names[option] == request.constraint in fields
+
+
+def test_every_sampling_option_is_a_field() -> None:
+    others = {"max_new_tokens", "explain", "overflow", "penalize_prompt"}
+    for kind in (CompletionRequest, ChatRequest):
+        assert {field.name for field in dataclasses.fields(SamplingConfig)} - others <= {
+            *kind.model_fields
+        }

@@ -84,6 +84,11 @@ class ServeOptions:
         shown_default="the context length",
         low=1,
     )
+    strict: bool = _limit(
+        False,
+        "Reject requests for more new tokens than fit, instead of stopping there.",
+        "--strict",
+    )
     queue_size: int = _limit(
         128, "Number of texts that may wait; further requests get status 429.", "--queue", low=1
     )
@@ -217,6 +222,7 @@ def serve(options: ServeOptions) -> None:
             body_seconds=_BODY_SECONDS,
             request_seconds=options.request_timeout,
             open_requests=options.max_open,
+            strict=options.strict,
         ),
     )
 

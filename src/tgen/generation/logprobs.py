@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.engine.base import Engine, Logits, reset
+from tgen.errors import ModelError
+from tgen.generation.sample import most_likely
 from tgen.generation.sequence import default_stride
 
 _BLOCK = 96  # positions whose logits are in memory at a time
@@ -19,6 +21,32 @@ class TokenScores(NamedTuple):
     nats: NDArray[np.float64]  # (n,): negative log-likelihoods
     ranks: NDArray[np.int64]  # (n,): number of tokens that are more likely
     context: int  # tokens that predict the first of them; each later one has one more
+
+
+class TokenLogprobs(NamedTuple):
+    """The log-probabilities of a token and of the most likely tokens at its position, in nats."""
+
+    id: int
+    logprob: float | None  # None: nothing predicts the first token of a text
+    top_logprobs: Sequence[tuple[int, float]]
+
+
+def score_prompt(engine: Engine, prompt: Sequence[int], n_top: int) -> list[TokenLogprobs]:
+    """Return the log-probabilities of a prompt's tokens, those of `score_stream`, and of the
+    `n_top` most likely ones.
+
+    Up to one token more than the context. Raises ModelError if the memory has no room.
+    """
+    reset(engine, 1)
+    engine.check_room([min(len(prompt), engine.context_length)])
+    tokens = [TokenLogprobs(prompt[0], None, [])]
+    for logits, targets in predictions(engine, prompt, 1):
+        nats = token_nats(logits, targets)
+        if np.isnan(nats).any():
+            raise ModelError("the model's logits are not finite", "use another, undamaged model")
+        for row, i, value in zip(logits, targets, nats.tolist(), strict=True):
+            tokens.append(TokenLogprobs(i, -value, most_likely(row, n_top, i, -value)))
+    return tokens
 
 
 def score_stream(

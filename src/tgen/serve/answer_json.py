@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tgen.generation.logprobs import TokenLogprobs
 from tgen.reports.generation import Token
-from tgen.serve.engine_thread import Event
+from tgen.serve.engine_thread import Event, PromptScores
 from tgen.serve.http_error import bad_request
 from tgen.serve.preparation import PreparedTexts
 from tgen.serve.text_request import TextRequest
@@ -30,7 +31,7 @@ class Answer:
         self._with_logprobs = request.n_top is not None
         self._texts = [_Text(token_bytes, chat=request.chat) for _ in prepared.requests]
         for i, text in enumerate(self._texts):
-            text.new = prepared.echoes[i // request.n] if prepared.echoes else ""
+            text.new = prepared.echoes[i // request.per_prompt] if prepared.echoes else ""
         kind = "chat.completion" if request.chat else "text_completion"
         self._head = {
             "id": ("chatcmpl-" if request.chat else "cmpl-") + secrets.token_hex(12),
@@ -42,11 +43,15 @@ class Answer:
 
     def add(self, events: Sequence[Event]) -> None:
         """Add tokens; raises HttpError for a text that cannot satisfy its constraint."""
-        for i, token in events:
-            if token.finish == "stop" and not token.complete:
-                message = "response_format: the text is incomplete, but no token can follow"
-                raise bad_request(message, "response_format")
-            self._texts[i].add(token, with_logprobs=self._with_logprobs)
+        for i, event in events:
+            if isinstance(event, PromptScores):
+                self._texts[i].add_prompt(event)
+                continue
+            if event.finish == "stop" and not event.complete:
+                field = self._request.constraint
+                message = "the text is incomplete, but no token can follow"
+                raise bad_request(f"{field}: {message}" if field else message, field)
+            self._texts[i].add(event, with_logprobs=self._with_logprobs)
 
     @property
     def is_complete(self) -> bool:
@@ -71,12 +76,22 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """Return the answer to a request that is not a stream."""
         choices = []
-        for i, text in enumerate(self._texts):
+        for i, text in enumerate(self._best_texts()):
             content, logprobs = text.take(with_logprobs=self._with_logprobs)
             message = {"role": "assistant", "content": content, "refusal": None}
             body = {"message": message} if self._request.chat else {"text": content}
             choices.append({"index": i, **body, "logprobs": logprobs, "finish_reason": text.finish})
         return self._head | {"choices": choices, "usage": self._usage()}
+
+    def _best_texts(self) -> Iterator["_Text"]:
+        """Yield the texts of the answer: with `best_of`, those of the highest log-probability per
+        token, the best first."""
+        n, per_prompt = self._request.n, self._request.per_prompt
+        for start in range(0, len(self._texts), per_prompt):
+            texts = self._texts[start : start + per_prompt]
+            if n < per_prompt:
+                texts.sort(key=lambda text: -text.logprob / max(1, text.n_tokens))
+            yield from texts[:n]
 
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """Yield what a stream starts with: the role of each message, in order."""
@@ -131,9 +146,10 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
-        self._tokens: list[Token] = []
+        self._tokens: list[Token | TokenLogprobs] = []
+        self._with_prompt = False
         self.new = ""
-        self.n_tokens = 0
+        self.n_tokens, self.logprob = 0, 0.0
         self.finish: str | None = None
         self._finish_taken = False
 
@@ -142,11 +158,23 @@ class _Text:
         """Whether the next chunk has text, log-probabilities or the end."""
         return bool(self.new or self._tokens or (self.finish and not self._finish_taken))
 
+    def add_prompt(self, prompt: PromptScores) -> None:
+        """Add the tokens of the prompt, whose text is `new`."""
+        self._tokens += prompt.tokens
+        self._with_prompt = bool(prompt.tokens)
+        text = b"".join(self._token_bytes(token.id) for token in prompt.tokens)
+        if text.startswith(b" ") and not self.new.startswith(" "):
+            self._offset = -1  # the tokenizer has put a space before the text
+        if prompt.last:
+            self.finish = "length"
+
     def add(self, token: Token, *, with_logprobs: bool) -> None:
         """Add a token; bytes of an incomplete character wait for the rest."""
         self.n_tokens += 1
+        self.logprob += token.logprob
         self.new += self._decoder.decode(token.text, final=token.last)
-        if with_logprobs and self._token_bytes(token.id):  # the end token has no text
+        # The end token has no text; clients that ask for the prompt's tokens count all of them.
+        if with_logprobs and (self._with_prompt or self._token_bytes(token.id)):
             self._tokens.append(token)
         if token.finish:
             self.finish = "stop" if token.finish == "stop" else "length"
@@ -160,7 +188,7 @@ class _Text:
             return content, None
         return content, self._chat_form(tokens) if self._chat else self._legacy_form(tokens)
 
-    def _chat_form(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _chat_form(self, tokens: Sequence[Token | TokenLogprobs]) -> dict[str, Any]:
         return {
             "content": [
                 self._describe(token.id, token.logprob)
@@ -170,32 +198,45 @@ class _Text:
             "refusal": None,
         }
 
-    def _describe(self, token: int, logprob: float) -> dict[str, Any]:
+    def _describe(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self._token_bytes(token)
         return {
             "token": data.decode(errors="replace"),
-            "logprob": max(logprob, _LOWEST_LOGPROB),
+            "logprob": _finite(logprob),
             "bytes": list(data),
         }
 
-    def _legacy_form(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _legacy_form(self, tokens: Sequence[Token | TokenLogprobs]) -> dict[str, Any]:
         """Return the form of /v1/completions, with offsets in characters of the text."""
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
+            offsets.append(max(0, self._offset))
             self._offset += len(self._offset_decoder.decode(self._token_bytes(token.id)))
         return {
             "tokens": [self._name(token.id) for token in tokens],
-            "token_logprobs": [max(token.logprob, _LOWEST_LOGPROB) for token in tokens],
-            "top_logprobs": [
-                {
-                    self._name(i): max(x, _LOWEST_LOGPROB)
-                    for i, x in (*token.top_logprobs, (token.id, token.logprob))
-                }
-                for token in tokens
-            ],
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": [self._name_top(token) for token in tokens],
             "text_offset": offsets,
         }
 
+    def _name_top(self, token: Token | TokenLogprobs) -> dict[str, float | None] | None:
+        """Return the log-probabilities at a token's position by name.
+
+        Parts of characters may have equal names; the others of them are named by their bytes.
+        """
+        if token.logprob is None:
+            return None
+        own, named = self._name(token.id), dict[str, float | None]()
+        for i, logprob in token.top_logprobs:
+            name = self._name(i)
+            if i != token.id and (name == own or name in named):
+                name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._token_bytes(i))
+            named[name] = _finite(logprob)
+        return named | {own: _finite(token.logprob)}
+
     def _name(self, token: int) -> str:
         return self._token_bytes(token).decode(errors="replace")
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LOWEST_LOGPROB)

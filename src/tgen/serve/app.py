@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgen.config import CONSTRAINTS
-from tgen.errors import TgenError
+from tgen.errors import TgenError, UsageError
 from tgen.loaded_model import LoadedModel
 from tgen.serve import front_page, llama_cpp, metrics, ollama, responses
 from tgen.serve.access import Access
@@ -65,6 +65,7 @@ class ServiceLimits:
     body_seconds: float  # until the whole body is there
     request_seconds: float  # until the last token, in the queue and in the batch
     open_requests: int = 512  # of all clients, at a time
+    strict: bool = False  # more new tokens than allowed or than fit are an error
 
 
 class Service:
@@ -245,13 +246,22 @@ class Service:
             if any(sampling.get(name) for name in CONSTRAINTS):
                 await self._while_open(request, served.grammars.check(sampling))
             max_tokens = limits.max_tokens or model.engine.context_length
-            prepared = await run(self._preparers, prepare, model, text_request, max_tokens)
+            work = partial(prepare, strict=limits.strict)
+            prepared = await run(self._preparers, work, model, text_request, max_tokens)
+        except UsageError as error:
+            engine.release(n)
+            raise to_http(error, text_request.names) from None
         except BaseException:
             engine.release(n)
             raise
         token_bytes, name = model.vocabulary.bytes_of, served.source.name
         answer = Answer(text_request, prepared, name, served.fingerprint, token_bytes)
-        job = Job(prepared.requests, stream=text_request.stream)
+        job = Job(
+            prepared.requests,
+            stream=text_request.stream,
+            n_top=text_request.n_top_of_prompt,
+            names=text_request.names,
+        )
         engine.submit(job)
         self._metrics.texts += n
         entry = request.scope["log_entry"]

@@ -9,24 +9,49 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tgen.errors import TgenError
+from tgen.generation.logprobs import TokenLogprobs
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.reports.generation import Token
 from tgen.serve.http_error import HttpError, busy, internal_error, to_http, unavailable
 
-Event = tuple[int, Token]  # number of the text within its job
+_BEGINNING = -1  # in place of a request's number: the loop does not know the text yet
 _log = logging.getLogger("tgen.serve")
 
 
-class Job:
-    """The texts of one HTTP request. The event loop reads the events as they come."""
+class PromptScores(NamedTuple):
+    """The log-probabilities of a prompt's tokens, if requested."""
 
-    def __init__(self, requests: Sequence[Request], *, stream: bool) -> None:
-        self.requests = requests
+    tokens: list[TokenLogprobs]
+    last: bool  # whether the text ends here
+
+
+Event = tuple[int, Token | PromptScores]  # number of the text within its job
+
+
+class Job:
+    """The texts of one HTTP request. The event loop reads the events as they come.
+
+    `n_top`: the number of top tokens per token of a prompt; None without their log-probabilities.
+    `names`: those of fields in errors, see `http_error.to_http`.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        stream: bool,
+        n_top: int | None = None,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.requests, self.n_top, self.names = requests, n_top, names
+        self.scored: tuple[Sequence[int], list[TokenLogprobs]] = ((), [])  # the last prompt
         self.arrived = asyncio.Event()  # there are events, of all texts unless it is a stream
         self.submitted = time.perf_counter()
         self.started: float | None = None  # when the first text joined the batch
@@ -35,7 +60,7 @@ class Job:
         self._error: HttpError | None = None
         self._stream, self._n_left = stream, len(requests)
 
-    def add(self, text: int, event: Token | HttpError) -> None:
+    def add(self, text: int, event: Token | PromptScores | HttpError) -> None:
         """Take an event of a text."""
         if isinstance(event, HttpError):
             self._error = self._error or event
@@ -77,7 +102,7 @@ class EngineThread:
         self._n_reserved = self._n_requests = 0
         self._stopping = False
 
-        self._events: deque[tuple[Job, int, Token | HttpError]] = deque()
+        self._events: deque[tuple[Job, int, Token | PromptScores | HttpError]] = deque()
         self._delivery_scheduled = False
         self.draining = False
         self.failed = False
@@ -179,16 +204,35 @@ class EngineThread:
 
     def _next(self, wait: bool) -> Request | None:
         """Return the next request; see `generation.loop.RequestSource`."""
-        with self._changed:
-            while wait and not self._waiting and not self._stopping:
-                self._changed.wait()
-            if not self._waiting:
-                return None
-            job, text = self._waiting.popleft()
-            self._running[self._n_requests] = job, text
-            self._n_requests += 1
-            job.started = job.started or time.perf_counter()
-        return job.requests[text]
+        while True:
+            with self._changed:
+                while wait and not self._waiting and not self._stopping:
+                    self._changed.wait()
+                if not self._waiting:
+                    return None
+                job, text = self._waiting.popleft()
+                self._running[_BEGINNING] = job, text
+                job.started = job.started or time.perf_counter()
+            request = job.requests[text]
+            if job.n_top is not None or not request.sampling.max_new_tokens:
+                self._score_prompt(job, request)
+            with self._changed:
+                if self._running.pop(_BEGINNING, None) is None:  # it has ended
+                    continue
+                self._running[self._n_requests] = job, text
+                self._n_requests += 1
+            return request
+
+    def _score_prompt(self, job: Job, request: Request) -> None:
+        """Emit the log-probabilities of a prompt, if requested; texts of one prompt share them."""
+        if job.n_top is not None and job.scored[0] is not request.prompt:
+            try:
+                job.scored = request.prompt, self._model.score_prompt(request.prompt, job.n_top)
+            except Exception as error:
+                self._on_error(_BEGINNING, error)
+                return
+        ends = not request.sampling.max_new_tokens
+        self._emit(_BEGINNING, PromptScores(job.scored[1], ends), ends=ends)
 
     def _take_cancelled(self) -> Collection[int]:
         if not self._cancelled:
@@ -200,13 +244,15 @@ class EngineThread:
     def _on_error(self, number: int, error: Exception) -> None:
         if not isinstance(error, TgenError):
             _log.error("a text failed", exc_info=error)
-        self._emit(number, to_http(error), ends=True)
+        self._emit(number, error, ends=True)
 
-    def _emit(self, number: int, event: Token | HttpError, *, ends: bool) -> None:
+    def _emit(self, number: int, event: Token | PromptScores | Exception, *, ends: bool) -> None:
         with self._changed:
             entry = self._running.pop(number, None) if ends else self._running.get(number)
         if entry is None:  # cancelled
             return
+        if isinstance(event, Exception):
+            event = to_http(event, entry[0].names)
         self._events.append((*entry, event))
         if not self._delivery_scheduled:
             self._delivery_scheduled = True

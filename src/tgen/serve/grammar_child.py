@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -26,6 +27,7 @@ _POLL_SECONDS = 0.05  # until a slow grammar is noticed
 _QUICK_SECONDS = 0.1  # of CPU time; most grammars take less
 _SLOW_PRIORITY = 10  # a tenth of the CPU time of others
 _MAX_IDLE = 4  # forks
+_LONGEST = 16  # bytes of a token
 
 
 @dataclass
@@ -78,7 +80,7 @@ def main() -> None:
             for request in map(json.loads, lines):
                 if grammars is None:
                     tokens = [token.encode("latin-1") for token in request["tokens"]]
-                    grammars = Grammars(tokens, request["ends"], lambda _: [])
+                    grammars = Grammars(tokens, request["ends"], _encoder(tokens))
                 elif "cancel" not in request:
                     fork = idle.pop() if idle else _make_fork(grammars)
                     fork.start = _cpu_seconds(fork.process)
@@ -97,6 +99,25 @@ def _cpu_seconds(process: int) -> float:
         return time.clock_gettime((~process << 3) | 2)  # as clock_getcpuclockid of glibc
     except (OSError, OverflowError):
         return time.monotonic()
+
+
+def _encoder(tokens: Sequence[bytes]) -> Callable[[bytes], list[int]]:
+    """Return a function from bytes to tokens that spell them, if any do: whether a grammar compiles
+    does not depend on which."""
+    ids = {token: i for i, token in enumerate(tokens)}
+
+    def encode(text: bytes) -> list[int]:
+        found, start = list[int](), 0
+        while start < len(text):
+            ends = range(min(start + _LONGEST, len(text)), start, -1)
+            end = next((end for end in ends if text[start:end] in ids), None)
+            if end is None:
+                return []
+            found.append(ids[text[start:end]])
+            start = end
+        return found
+
+    return encode
 
 
 def _run_one(slow: list[_Fork]) -> None:

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from starlette.responses import Response
 
 from tgen.errors import ContextError, TgenError
 
-_PARAMETERS = {"json_schema": "response_format", "max_new_tokens": "max_tokens"}
 _RETRY_SECONDS = 1
 
 
@@ -85,8 +85,11 @@ def internal_error() -> HttpError:
     return HttpError(500, "internal error; the server's log has the details", kind="server_error")
 
 
-def to_http(error: Exception) -> HttpError:
-    """Return the HTTP form of an error that the text or the model caused."""
+def to_http(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> HttpError:
+    """Return the HTTP form of an error that the text or the model caused.
+
+    `names`: the request's fields for options of SamplingConfig that have another name.
+    """
     if isinstance(error, HttpError):
         return error
     if not isinstance(error, TgenError):
@@ -94,4 +97,10 @@ def to_http(error: Exception) -> HttpError:
     if isinstance(error, ContextError):
         return bad_request(error.message, "messages", "context_length_exceeded")
     field = getattr(error, "field", "").partition(" ")[0]
-    return bad_request(error.message, _PARAMETERS.get(field, field) or None)
+    if not field:
+        return bad_request(error.message)
+    name, message = names.get(field, field), error.message
+    if message.startswith(f"{field}: "):
+        message = name + message.removeprefix(field)
+    expected = error.hint.partition(f"set {field} to ")[2]
+    return bad_request(message + (f", expected {expected}" if expected else ""), name)

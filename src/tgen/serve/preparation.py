@@ -31,7 +31,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, field: str = "prompt") -> Non
 
 
 class PreparedTexts(NamedTuple):
-    """The engine's requests, `n` per prompt, and what the answer says about the prompts."""
+    """The engine's requests, `per_prompt` of each, and what the answer says about the prompts."""
 
     requests: list[Request]
     prompt_tokens: int  # over all prompts
@@ -39,25 +39,29 @@ class PreparedTexts(NamedTuple):
     seed: int  # of the request
 
 
-def prepare(model: LoadedModel, request: TextRequest, max_tokens: int) -> PreparedTexts:
+def prepare(
+    model: LoadedModel, request: TextRequest, max_tokens: int, *, strict: bool = False
+) -> PreparedTexts:
     """Encode the prompts and check that each text can be generated.
 
-    Without a seed, one is chosen. Text c of prompt p has the seed of the text that `tgen generate`
-    gives as sample c of row p. Raises HttpError and TgenError.
+    A text has up to `max_tokens` new tokens; with `strict`, a request for more is an error, as is
+    one for more than fit the context. Without a seed, one is chosen. Text c of prompt p has the
+    seed of the text that `tgen generate` gives as sample c of row p. Raises HttpError and
+    TgenError.
     """
-    seed = secrets.randbelow(1 << 32) if request.seed is None else request.seed
+    seed = secrets.randbelow(1 << 32) if request.seed < 0 else request.seed
     prompts, ends = _encode(model, request)
     requests: list[Request] = []
     echoes: list[str] = []
     for p, ids in enumerate(prompts):
         options = model.defaults | request.sampling | {"logprobs": request.n_top or 0} | _FIXED
-        options["max_new_tokens"] = _count(model, request, len(ids), max_tokens)
+        options["max_new_tokens"] = _count(model, request, len(ids), max_tokens, strict=strict)
         try:
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
             first = model.request(ids, sampling, ends)
         except RecursionError:
             raise bad_request("the nesting is too deep", "response_format") from None
-        for c in range(request.n):
+        for c in range(request.per_prompt):
             other = sampling.with_seed(sample_seed(sampling.seed, c))
             requests.append(first._replace(sampling=other))
         if isinstance(request, CompletionRequest) and request.echo:
@@ -106,21 +110,26 @@ def _check_characters(model: LoadedModel, prompt: str) -> None:
         raise bad_request(message, "prompt", "context_length_exceeded")
 
 
-def _count(model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int) -> int:
+def _count(
+    model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int, *, strict: bool
+) -> int:
     """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
     length, requested = model.engine.context_length, request.max_tokens
-    if isinstance(request, ChatRequest):
-        requested = request.max_completion_tokens or requested
-    if requested is not None and requested > max_tokens:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        requested = request.max_completion_tokens
+    if strict and requested is not None and requested > max_tokens:
         message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
-        raise bad_request(message, "max_tokens")
+        code = "context_length_exceeded" if requested > length else None
+        raise bad_request(message, "max_tokens", code)
+    default = max_tokens if request.chat or requested == -1 else _COMPLETION_TOKENS
+    count = default if requested is None or requested < 0 else requested
     room = length + 1 - n_prompt  # a full context still predicts one more token
-    if room < (requested or 1):
-        needed = f" and {requested:,} new tokens do" if requested else " does"
+    needed = count if strict and requested == count else min(count, 1)
+    if room < needed:
+        verb = f" and {needed:,} new tokens do" if needed > 1 else " does"
         raise bad_request(
-            f"a prompt of {n_prompt:,} tokens{needed} not fit the context of {length:,} tokens",
+            f"a prompt of {n_prompt:,} tokens{verb} not fit the context of {length:,} tokens",
             "messages" if request.chat else "prompt",
             "context_length_exceeded",
         )
-    default = max_tokens if request.chat else min(_COMPLETION_TOKENS, max_tokens)
-    return requested if requested is not None else min(default, room)
+    return min(count, max_tokens, room)

@@ -5,36 +5,65 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from tgen.serve.json_body import JsonObject, check_unicode
+from tgen.config import CONSTRAINTS, SamplingConfig
+from tgen.serve.http_error import bad_request
+from tgen.serve.json_body import JsonObject, Unicode, check_unicode
 
-_MAX_STOPS, _MAX_STOP_BYTES = 4, 256
+ALIASES = {  # names of llama.cpp and vLLM -> tgen's
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "dry_sequence_breakers": "dry_breakers",
+    "bad_words": "ban",
+}
+_MAX_STRINGS, _MAX_STRING_BYTES = 64, 256  # of an option; they are searched for at every token
 _MAX_SCHEMA_BYTES = 1 << 16  # compiled grammars and their schemas are cached
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
-_SAMPLING = (  # fields that SamplingConfig has, too
-    *("temperature", "top_p", "top_k", "min_p", "stop"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-)
 
 
-def _check_stops(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    is_list = isinstance(stops, list) and len(stops) <= _MAX_STOPS
+def _check_strings(value: Any) -> list[str]:
+    strings = [value] if isinstance(value, str) else value
+    is_list = isinstance(strings, list) and len(strings) <= _MAX_STRINGS
     if not is_list or not all(
-        isinstance(stop, str) and 1 <= len(check_unicode(stop).encode()) <= _MAX_STOP_BYTES
-        for stop in stops
+        isinstance(one, str) and 1 <= len(check_unicode(one).encode()) <= _MAX_STRING_BYTES
+        for one in strings
     ):
-        raise ValueError(f"up to {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes")
-    return list(stops)
+        raise ValueError(f"up to {_MAX_STRINGS} strings of 1 to {_MAX_STRING_BYTES} bytes")
+    return list(strings)
 
 
-def _check_size(schema: dict[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(schema)) > _MAX_SCHEMA_BYTES:
-        raise ValueError(f"a schema of up to {_MAX_SCHEMA_BYTES:,} bytes")
-    return schema
+def _check_biases(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError('a number per string, such as {"king": 2}')
+    _check_strings([*value])
+    return value
+
+
+def _check_size(value: Any) -> Any:
+    if len(json.dumps(value)) > _MAX_SCHEMA_BYTES:
+        raise ValueError(f"a value of up to {_MAX_SCHEMA_BYTES:,} bytes")
+    return value
+
+
+def _check_schema(value: Any) -> Any:
+    """Return a JSON schema, which may be its text."""
+    if not isinstance(value, (dict, str, bool)):
+        raise ValueError("a JSON schema")
+    return _check_size(check_unicode(value) if isinstance(value, str) else value)
+
+
+def _check_texts(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError("a list of strings")
+    check_unicode("".join(value))
+    return list(_check_size(value))
 
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Strings = Annotated[list[str], PlainValidator(_check_strings)]
+_AnySchema = Annotated[Any, PlainValidator(_check_schema)]
+_Grammar = Annotated[Unicode, AfterValidator(_check_size)]
+_Texts = Annotated[list[str], PlainValidator(_check_texts)]
 _Schema = Annotated[dict[str, Any], AfterValidator(_check_size)]
 
 
@@ -72,29 +101,112 @@ class _ResponseFormat(JsonObject, extra="forbid"):
         return {"type": "object"} if self.definition is None else self.definition
 
 
+class _StructuredOutputs(JsonObject, extra="forbid"):
+    """vLLM's object with one constraint."""
+
+    definition: Annotated[_AnySchema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: _Grammar | None = None
+    choice: _Texts | None = None
+    grammar: _Grammar | None = None
+
+
 class SamplingFields(JsonObject):
-    """The fields of all endpoints that choose tokens."""
+    """The fields of all endpoints that choose tokens. SamplingConfig checks those of any type."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1
     top_p: _Fraction = 1
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
     min_p: _Fraction = 0
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    typical_p: Any = 1
+    top_n_sigma: Any = 0
+    xtc_probability: Any = 0
+    xtc_threshold: Any = 0.1
+    samplers: Any = ()
+    seed: Annotated[int, Field(ge=-1, le=2**63 - 1)] = -1  # a random one
     frequency_penalty: _Penalty = 0
     presence_penalty: _Penalty = 0
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] = 1
-    stop: Annotated[list[str], PlainValidator(_check_stops)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1  # llama.cpp's penalty_window
+    penalty_window: Any = 0
+    no_repeat_ngram: Any = 0
+    dry_multiplier: Any = 0
+    dry_base: Any = 1.75
+    dry_allowed_length: Any = 2
+    dry_breakers: _Strings | None = None
+    logit_bias: Any = ()
+    bias: Annotated[dict[str, Any], PlainValidator(_check_biases)] | None = None
+    ban: _Strings | None = None
+    require: _Strings | None = None
+    stop: _Strings | None = None
+    stop_token_ids: Any = ()
+    until_newline: Any = False
+    min_tokens: Any = 0
+    ignore_eos: Any = False
     response_format: _ResponseFormat = _ResponseFormat(type="text")
+    structured_outputs: _StructuredOutputs = _StructuredOutputs()
+    guided_json: _AnySchema | None = None  # the older names of vLLM
+    guided_regex: _Grammar | None = None
+    guided_choice: _Texts | None = None
+    guided_grammar: _Grammar | None = None
+    json_schema: _AnySchema | None = None
+    regex: _Grammar | None = None
+    choices: _Texts | None = None
+    grammar: _Grammar | None = None
+
+    @model_validator(mode="after")
+    def _check_constraints(self) -> Self:
+        if len(self._constraints) > 1:
+            first, second = (field for field, _, _ in self._constraints[:2])
+            raise bad_request(f"{second}: there is a constraint already (got {first})", second)
+        if self.repeat_last_n == 0:
+            message = "repeat_last_n: invalid value 0, expected -1 or at least 1"
+            raise bad_request(message, "repeat_last_n")
+        return self
+
+    @property
+    def _constraints(self) -> list[tuple[str, str, Any]]:
+        """The given constraints: the request's field, SamplingConfig's option, and its value."""
+        form, structured = self.response_format, self.structured_outputs
+        any_object = {"type": "object"} if structured.json_object else None
+        possible = [
+            ("response_format", "json_schema", form.schema_of_text),
+            ("structured_outputs", "json_schema", structured.definition),
+            ("structured_outputs", "json_schema", any_object),
+            ("structured_outputs", "regex", structured.regex),
+            ("structured_outputs", "choices", structured.choice),
+            ("structured_outputs", "grammar", structured.grammar),
+            ("guided_json", "json_schema", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choices", self.guided_choice),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            *((name, name, getattr(self, name)) for name in CONSTRAINTS),
+        ]
+        return [one for one in possible if one[2] not in (None, "")]
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingConfig that the request sets, besides seed, limit and logprobs."""
-        given = [name for name in _SAMPLING if name in self.model_fields_set]
-        sampling = {name: getattr(self, name) for name in given}
+        names = SamplingConfig.__dataclass_fields__.keys() - {"seed", "logprobs", *CONSTRAINTS}
+        sampling = {name: getattr(self, name) for name in self.model_fields_set & names}
         if "top_p" in sampling:
             sampling["top_p"] = max(self.top_p, _TINY)
         if "top_k" in sampling:
             sampling["top_k"] = max(self.top_k, 0)  # vLLM's -1 disables it, too
-        if (schema := self.response_format.schema_of_text) is not None:
-            sampling["json_schema"] = schema
-        return sampling
+        if self.top_n_sigma == -1:  # so does llama.cpp's
+            del sampling["top_n_sigma"]
+        if self.repeat_last_n > 0:
+            sampling["penalty_window"] = self.repeat_last_n
+        return sampling | {option: value for _, option, value in self._constraints}
+
+    @property
+    def constraint(self) -> str | None:
+        """The request's field that constrains the text, if any."""
+        return self._constraints[0][0] if self._constraints else None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's fields that have other names than the options that they set."""
+        return {"max_new_tokens": "max_tokens"} | {
+            option: field for field, option, _ in self._constraints
+        }

@@ -11,15 +11,16 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
-from tgen.serve.sampling_fields import SamplingFields
+from tgen.serve.sampling_fields import ALIASES, SamplingFields
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 # Fields that have no influence on the text.
 _IGNORED = {
     *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
+    *("cache_prompt", "id_slot", "priority", "request_id", "guided_decoding_backend"),
 }
-# Fields that tgen does not support -> the values that ask for nothing.
+# Fields -> the values that ask for nothing. Other values are errors, unless it is a declared field.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -28,8 +29,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "suffix": ("",),
     "logit_bias": ({},),
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "early_stopping"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("mirostat", "dynatemp_range"), (0,)),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
-    **dict.fromkeys(("chat_template", "chat_template_kwargs"), ()),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs", "prompt_logprobs"), ()),
 }
 
 
@@ -54,7 +58,7 @@ def _list_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: as many as fit
 _Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 _ITEMS = Field(min_length=1, fail_fast=True)  # an error per item of a long list would take seconds
 
@@ -115,23 +119,32 @@ class CompletionRequest(_TextRequest):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if self.best_of not in (None, self.n):
-            message = f"best_of: not supported unless it equals n (got {self.best_of})"
+        if self.per_prompt < self.n:
+            message = f"best_of: invalid value {self.best_of}, expected at least n ({self.n})"
             raise bad_request(message, "best_of")
-        if self.echo and self.logprobs is not None:
-            message = "echo cannot be combined with logprobs"
-            raise bad_request(message, "echo", "unsupported_parameter")
+        if self.stream and self.per_prompt > self.n:
+            raise bad_request("best_of cannot be combined with stream", "best_of")
         return self
 
     @property
+    def per_prompt(self) -> int:
+        """Number of texts to generate per prompt, of which the answer has the `n` best."""
+        return self.best_of or self.n
+
+    @property
     def n_texts(self) -> int:
-        """Number of texts over all prompts."""
-        return self.n * len(self.prompt)
+        """Number of texts to generate over all prompts."""
+        return self.per_prompt * len(self.prompt)
 
     @property
     def n_top(self) -> int | None:
         """Number of top tokens in the answer per position; None without logprobs."""
         return self.logprobs
+
+    @property
+    def n_top_of_prompt(self) -> int | None:
+        """The same number for the tokens of the prompt; None without their logprobs."""
+        return self.logprobs if self.echo else None
 
 
 class ChatRequest(_TextRequest):
@@ -162,6 +175,11 @@ class ChatRequest(_TextRequest):
         return [message.plain for message in self.messages]
 
     @property
+    def per_prompt(self) -> int:
+        """As in CompletionRequest."""
+        return self.n
+
+    @property
     def n_texts(self) -> int:
         """Number of texts."""
         return self.n
@@ -170,6 +188,11 @@ class ChatRequest(_TextRequest):
     def n_top(self) -> int | None:
         """As in CompletionRequest."""
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def n_top_of_prompt(self) -> int | None:
+        """As in CompletionRequest."""
+        return None
 
 
 TextRequest = CompletionRequest | ChatRequest
@@ -187,11 +210,18 @@ def parse(body: bytes, kind: type[_Kind], model: str) -> _Kind:
 
 
 def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
-    """Return the request with the given fields; raises HttpError."""
-    for name, value in given.items():
-        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+    """Return the request with the given fields, which it may rename; raises HttpError."""
+    for alias in ALIASES.keys() & given.keys():
+        name = ALIASES[alias]
+        if name in given:
+            raise bad_request(f"{alias} cannot be combined with {name}", alias)
+        given[name] = given.pop(alias)
+    for name, value in [*given.items()]:
+        if value in _NEUTRAL.get(name, ()):
+            del given[name]
+        elif name in _NEUTRAL and name not in kind.model_fields:
             raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
-        if name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
+        elif name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
             hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
