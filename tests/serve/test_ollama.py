@@ -113,7 +113,7 @@ def test_models_and_version(served: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "field", "value", "words"),
     [
-        ("chat", "options", {"num_predict": 0}, "max_tokens: invalid value 0"),
+        ("chat", "options", {"num_predict": -3}, "max_tokens: invalid value -3"),
         ("chat", "options", {"mirostat": 1}, "mirostat"),
         ("chat", "options", {"temperature": "hot"}, "temperature"),
         ("chat", "format", "xml", "a JSON schema"),
@@ -155,7 +155,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
     assert request.max_tokens == -1
     body = {"model": "m", "messages": USER, "tools": [], "options": {"num_predict": -1}}
     request, _ = read_chat(json.dumps(body).encode(), "m")
-    assert request.max_tokens is None
+    assert request.max_tokens == -1
 
 
 def test_calls_of_a_stream_come_together_at_its_end() -> None:

@@ -18,7 +18,6 @@ from tgen.serve.text_response import dump_json
 VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
 TAG = ":latest"  # that Ollama and its clients append to a name without a tag
 _UNSUPPORTED = ("suffix", "images", "template", "context", "think")
-_RENAMED = {"repeat_penalty": "repetition_penalty"}
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
@@ -67,8 +66,7 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     request = validate(_GenerateBody, _load(body))
     values, form = _common(request), OllamaForm(request.model, chat=False)
     if request.raw:
-        completion = {"max_tokens": -1, "prompt": request.prompt} | values
-        return to_request(completion, CompletionRequest, model), form
+        return to_request(values | {"prompt": request.prompt}, CompletionRequest, model), form
     messages = [{"role": "system", "content": request.system}] if request.system else []
     messages.append({"role": "user", "content": request.prompt})
     return to_request(values | {"messages": messages}, _PromptOrChat, model), form
@@ -94,12 +92,9 @@ def _load(body: bytes) -> dict[str, Any]:
 def _common(request: _Body) -> dict[str, Any]:
     """Return the fields of OpenAI's API that both endpoints need."""
     options = request.options or {}
-    values = {
-        _RENAMED.get(name, name): value for name, value in options.items() if name not in _IGNORED
-    }
+    values = {name: value for name, value in options.items() if name not in _IGNORED}
     limit = values.pop("num_predict", None)
-    if limit not in (None, -1, -2):  # as many as the context has room for
-        values["max_tokens"] = limit
+    values["max_tokens"] = -1 if limit in (None, -2) else limit  # as many as fit the context
     if request.format == "json":
         values["response_format"] = {"type": "json_object"}
     elif isinstance(request.format, dict):
