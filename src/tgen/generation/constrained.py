@@ -91,7 +91,8 @@ class Matcher:
         allowed = np.zeros(size, bool)
         n = min(size, self._end)
         allowed[:n] = flags[:n]
-        allowed[self._ends] = flags[self._end]
+        # Where a control token is allowed, llguidance allows the end, too.
+        allowed[self._ends] = flags[self._end] and self.complete
         return allowed
 
     def accept(self, token: int) -> None:
@@ -166,6 +167,8 @@ class Grammars:
         ends: Collection[int],
         encode: Callable[[bytes], Sequence[int]],
     ) -> None:
+        # To llguidance, the byte 255, which no text has, starts the name of a control token.
+        tokens = [b"" if token[:1] == b"\xff" else token for token in tokens]
         self._tokens, self._encode = tokens, encode
         self._end, self._ends = len(tokens), sorted(ends)
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokens, ends, encode)))
