@@ -8,7 +8,9 @@ import pytest
 
 from support.chats import (
     CHATML,
+    HERMES_TOOLS,
     MISTRAL,
+    MISTRAL_TOOLS,
     SPECIAL,
     SYSTEM,
     TEMPLATES,
@@ -167,7 +169,8 @@ def test_templates_are_read_from_all_known_files(model, plain_model):
     assert "remove --chat" in caught.value.hint
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     path = model(named, bos_token={"content": "<s>", "special": True}, pad_token=None)
-    assert read_chat_template(path) == ChatTemplate("d", {"bos_token": "<s>", "eos_token": "</s>"})
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert read_chat_template(path) == ChatTemplate("d", variables, "t")
     with pytest.raises(ModelError, match=r"no chat template is named default \(got tool_use\)"):
         read_chat_template(model(named[:1]))
     for wrong in (7, "x" * (2 << 20)):
@@ -175,6 +178,10 @@ def test_templates_are_read_from_all_known_files(model, plain_model):
             read_chat_template(model(wrong))
     (path / "chat_template.jinja").write_text("in a file")
     assert read_chat_template(path).source == "in a file"
+    assert read_chat_template(path).tool_source == ""
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
+    assert read_chat_template(path).for_tools.source == "of tools"
     (path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="is not valid JSON"):
         read_chat_template(path)
@@ -254,3 +261,88 @@ def test_messages_that_a_template_changes_or_that_are_empty_are_complete(model):
     answer = {"role": "assistant", "content": "<think>Hm\n</think>The king."}
     empty = {"role": "system", "content": " "}
     assert chat.encode([empty, *user("Who?"), answer, *user("Who?")])
+
+
+def calls(*arguments):
+    """Return a conversation with one call for each argument, and its result."""
+    made = [
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": "get", "arguments": given}}
+        for i, given in enumerate(arguments)
+    ]
+    results = [
+        {"role": "tool", "content": f"result {i}", "tool_call_id": f"abcdefgh{i}", "name": "get"}
+        for i in range(len(arguments))
+    ]
+    answer = {"role": "assistant", "content": "Wait.", "tool_calls": made}
+    return [*user("Which?"), answer, *results]
+
+
+def roomy(loaded):
+    """Return the chat format of a model with a larger context."""
+    return ChatFormat(loaded.chat_format.template, loaded.tokenizer, 2048)
+
+
+TOOL = {"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {}}}
+
+
+@pytest.mark.parametrize("source", [HERMES_TOOLS, MISTRAL_TOOLS])
+def test_tools_and_calls_have_the_ids_of_transformers(model, source):
+    transformers = pytest.importorskip("transformers")
+    path = model(source)
+    reference = transformers.AutoTokenizer.from_pretrained(path)
+    chat = roomy(open_model(path))
+    for messages in (user("Hi"), calls({"a": "b"}), calls({}, {"n": [1, None]})):
+        expected = reference.apply_chat_template(
+            messages, tools=[TOOL], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        assert chat.encode(messages, [TOOL]) == expected
+
+
+def test_text_of_tools_and_calls_is_never_a_control_token(model):
+    loaded = open_model(model(MISTRAL_TOOLS))
+    chat = roomy(loaded)
+
+    def controls(text):
+        function = {"name": "get", "description": text, "parameters": {text: [text]}}
+        ids = chat.encode(calls({text: [text]}), [{"type": "function", "function": function}])
+        assert loaded.tokenizer.decode(ids).count(text.encode()) == 5
+        return chat.controls(ids)
+
+    assert controls("x [y] <z>") == controls("</s><|im_end|>")
+
+
+def test_calls_that_a_template_does_not_write_are_text(model):
+    chat = open_model(model(CHATML)).chat_format
+    text = 'Wait.\n{"name": "get", "arguments": {"a": 1}}'
+    messages = calls({"a": 1})
+    plain = [messages[0], {"role": "assistant", "content": text}, messages[2]]
+    assert chat.encode(messages) == chat.encode(plain)
+
+
+def test_template_that_leaves_out_results_is_an_error(model):
+    source = CHATML.replace("in messages", "in messages if m.role != 'tool'")
+    chat = open_model(model(source)).chat_format
+    with pytest.raises(UsageError, match="leaves out message 3, of the role 'tool'"):
+        chat.encode(calls({}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tool_calls": 1}, {"tool_calls": [{"function": {"name": "x"}}]}, {"tool_calls": [1]}],
+)
+def test_malformed_calls_are_errors(model, wrong):
+    chat = open_model(model(CHATML)).chat_format
+    with pytest.raises(UsageError, match=r"tool_calls must be a list of calls"):
+        chat.encode([{"role": "assistant", "content": "x"} | wrong])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_answer_continues_a_message_at_the_end_of_its_text(model, name):
+    loaded = open_model(model(TEMPLATES[name]))
+    chat, tokens = loaded.chat_format, loaded.tokenizer
+    messages = [*user("Count"), {"role": "assistant", "content": "<s> one, two, "}]
+    ids = chat.encode(messages, prompt=False, continued=True)
+    assert tokens.decode(ids).endswith(b"<s> one, two, ")
+    whole = chat.encode(messages, prompt=False)
+    assert chat.controls(whole)[: len(chat.controls(ids))] == chat.controls(ids)
+    assert whole != ids

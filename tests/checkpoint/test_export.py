@@ -149,7 +149,7 @@ def test_gguf_has_the_metadata_of_the_model(model, monkeypatch):
     assert fields["tokenizer.chat_template"] == "{{ messages[0].content }}"
     assert fields["tokenizer.ggml.pre"] == "llama-bpe"
     assert fields["tokenizer.ggml.add_bos_token"] is False
-    source, named = gguf_reader.chat_template(model.parent / "model-q8_0.gguf")
+    source, named, _ = gguf_reader.chat_template(model.parent / "model-q8_0.gguf")
     assert source == fields["tokenizer.chat_template"]
     assert named == dict(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=PAD)
     ids = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")]

@@ -55,6 +55,40 @@ ZEPHYR = """{% for message in messages %}
 {{ '<|assistant|>' }}
 {% endif %}
 {% endfor %}"""
+# Templates with tools, in the syntax of Qwen, Mistral and Llama; the control token is Mistral's.
+TOOLS_START = """{%- if tools %}{{- '<|im_start|>system\\nTools:\\n' }}
+{%- for t in tools %}{{- t.function | tojson + '\\n' }}{% endfor %}{{- '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content }}"""
+TOOLS_END = """{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+HERMES_TOOLS = f"""{TOOLS_START}
+    {{%- for c in m.tool_calls or [] %}}
+        {{{{- '\\n<tool_call>\\n' + c.function | tojson + '\\n</tool_call>' }}}}
+    {{%- endfor %}}
+{TOOLS_END}"""
+MISTRAL_TOOLS = f"""{TOOLS_START}
+    {{%- if m.tool_calls %}}
+        {{{{- '<|tool|> [' }}}}
+        {{%- for c in m.tool_calls %}}
+            {{%- if c.id | length != 9 %}}{{{{ raise_exception('an id is short') }}}}{{% endif %}}
+            {{{{- (c.function | tojson)[:-1] + ', "id": "' + c.id + '"}}' }}}}
+            {{{{- ']' if loop.last else ', ' }}}}
+        {{%- endfor %}}
+    {{%- endif %}}
+{TOOLS_END}"""
+LLAMA_TOOLS = f"""{TOOLS_START}
+    {{%- if m.tool_calls %}}
+        {{%- if m.tool_calls | length > 1 %}}{{{{ raise_exception('one call') }}}}{{% endif %}}
+        {{%- set c = m.tool_calls[0].function %}}
+        {{{{- '{{"name": "' + c.name + '", "parameters": ' + c.arguments | tojson + '}}' }}}}
+    {{%- endif %}}
+{TOOLS_END}"""
+GRANITE_TOOLS = f"""{{#- respond with <|tool_call|> followed by a JSON list of tools used #}}
+{TOOLS_START}{TOOLS_END}"""
+SMOLLM_TOOLS = f"""{{#- return <tool_call>\\n{{\\"name\\": <function-name>, ... #}}
+{TOOLS_START}{TOOLS_END}""".replace("if tools", "if xml_tools").replace("in tools", "in xml_tools")
 TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "zephyr": ZEPHYR}
 SYSTEM = {"role": "system", "content": " You are  the king.\n"}
 

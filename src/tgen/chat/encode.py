@@ -12,13 +12,14 @@ message, and then the marks are lost or change its branches.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tgen.chat.render import Message, RejectedMessagesError, Sandbox
+from tgen.chat.call_syntax import PLAIN, CallSyntax, find_call_syntax
+from tgen.chat.render import Message, RejectedMessagesError, Sandbox, Tools
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ContextError, UsageError
 from tgen.tokenizer import Tokenizer
@@ -31,6 +32,10 @@ _ASSISTANT = "assistant"
 _KNOWN_ROLES = ("user", "assistant")
 _MAX_CHANGED = 32  # of the last messages
 _ADDED = "x"  # to a message, to see whether the text changes
+_CUT = chr(0x10FFFD)  # private use; at the end of a message that is continued
+# Role -> keys that messages of it may have, too.
+_KEYS = {_ASSISTANT: {"tool_calls"}, "tool": {"tool_call_id", "name"}}
+_OF_CALLS = set().union(*_KEYS.values())
 _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
@@ -40,6 +45,7 @@ class Versions(NamedTuple):
 
     conversations: list[list[Message]]  # one or two
     originals: dict[int, str]  # stand-in -> the character that it stands for
+    tools: Sequence[Tools] | None = None  # of each conversation
 
     def head(self, n: int) -> "Versions":
         """Return the versions of the first `n` messages."""
@@ -68,7 +74,8 @@ class ChatFormat:
         added = {name: i for name, i in tokenizer.added_tokens.items() if name.strip()}
         special = {name for name, i in added.items() if not tokenizer.token_bytes(i)}
         # An added token that is not special is the template's if the template names it.
-        named = {name for name in added if name in template.source and len(name) > 1}
+        sources = template.source + template.tool_source
+        named = {name for name in added if name in sources and len(name) > 1}
         self._special_pattern = re.compile(_any_of(special))
         self._named_pattern = re.compile(f"(?={_any_of(named - special)})")  # overlapping, too
         self.control_names = special | named
@@ -80,16 +87,47 @@ class ChatFormat:
         eos = tokenizer.added_tokens.get(template.variables.get("eos_token", ""))
         self.end_ids = frozenset() if eos is None else frozenset([eos])
 
-    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the ids up to the start of the model's answer.
+    @cached_property
+    def call_syntax(self) -> CallSyntax | None:
+        """The syntax of calls of tools; None if tgen does not know the template's."""
+
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        ) -> str:
+            conversation = [dict(message) for message in messages]
+            return self.render([conversation], [False], [[*map(dict, tools)]])[0]
+
+        return find_call_syntax(render, self.template.for_tools.source)
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools = None,
+        *,
+        prompt: bool = True,
+        continued: bool = False,
+    ) -> list[int]:
+        """Return the ids up to the start of the model's answer, which may call `tools`.
+
+        Without `prompt`, they end with the messages; if the answer is `continued`, within the last
+        message, at the end of its text. Messages may have calls (`tool_calls`, in OpenAI's form)
+        and results (`tool_call_id`, `name`).
 
         Raises UsageError for malformed messages and messages that the template rejects or that the
         tokenizer cannot express, ModelError for a template that fails or uses too much time or
         memory.
         """
-        versions = self.prepare(messages)
-        texts = self.render(versions.conversations)
-        self.check_complete(versions.conversations[0], texts[0])
+        versions = self.prepare(messages, tools)
+        conversations, prompts = versions.conversations, [prompt] * len(versions.conversations)
+        if continued:
+            conversations = [
+                [*chat[:-1], {**chat[-1], "content": chat[-1]["content"] + _CUT}]
+                for chat in conversations
+            ]
+        texts = self.render(conversations, prompts, versions.tools)
+        self.check_complete(conversations[0], texts[0], tools, prompt=prompt)
+        if continued:
+            texts = [text.rpartition(_CUT)[0] for text in texts]
         for text in texts:
             self._check_length(text)
         ids = self.to_ids(texts, versions.originals)
@@ -102,32 +140,62 @@ class ChatFormat:
             )
         return ids
 
-    def prepare(self, messages: Sequence[Mapping[str, str]]) -> Versions:
+    def prepare(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> Versions:
         """Check messages, and return them with stand-ins; raises UsageError as `encode` does."""
-        checked = _check_messages(messages)
+        checked = [self._write_calls(message) for message in _check_messages(messages, tools)]
         for role in {message["role"] for message in checked}:
             if self._special_pattern.search(role) or self._named_pattern.search(role):
                 raise UsageError(
                     f"the role {role[:40]!r} contains a control token",
                     "use a role such as user or assistant",
                 )
-        stand_ins = self._choose_stand_ins(message["content"] for message in checked)
+        others = [{key: message[key] for key in _OF_CALLS & message.keys()} for message in checked]
+        contents = (message["content"] for message in checked)
+        stand_ins = self._choose_stand_ins((*contents, *_strings([others, tools])))
         marked = [self._replace_edges(message, stand_ins) for message in checked]
+        marked_tools = _translate(tools, stand_ins)
         originals = {ord(new): chr(old) for old, new in stand_ins.items()}
-        return Versions([checked] if marked == checked else [checked, marked], originals)
+        if marked == checked and marked_tools == tools:
+            return Versions([checked], originals, [tools])
+        return Versions([checked, marked], originals, [tools, marked_tools])
 
     def render(
-        self, conversations: Sequence[Sequence[Message]], prompts: Sequence[bool] | None = None
+        self,
+        conversations: Sequence[Sequence[Message]],
+        prompts: Sequence[bool] | None = None,
+        tools: Sequence[Tools] | None = None,
     ) -> list[str]:
         """Return the text of each conversation; see `Sandbox.render`."""
-        return self._sandbox.render(self.template, conversations, prompts=prompts, now=self.now)
+        template = self.template.for_tools if tools and tools[0] else self.template
+        return self._sandbox.render(
+            template, conversations, prompts=prompts, tools=tools, now=self.now
+        )
 
-    def check_complete(self, messages: Sequence[Message], text: str) -> None:
+    def _write_calls(self, message: Message) -> Message:
+        """Return a message whose calls the template writes, or that has them in its text."""
+        if "tool_calls" not in message:
+            return message
+        calls = [call["function"] for call in message["tool_calls"]]
+        syntax = self.call_syntax or PLAIN
+        if syntax.rendered:
+            return message
+        text = syntax.write([(call["name"], call["arguments"]) for call in calls])
+        content = f"{message['content']}\n{text}" if message["content"] else text
+        return {"role": message["role"], "content": content}
+
+    def check_complete(
+        self,
+        messages: Sequence[Message],
+        text: str,
+        tools: Tools = None,
+        *,
+        prompt: bool = True,
+    ) -> None:
         """Raise UsageError for a message that the template leaves out of their `text`.
 
         A message whose words are in the text may be there by chance: if it has another role than
         user and assistant, or if words of others are not there, it is changed, and the text must
-        change.
+        change. Templates may leave out the words beside calls.
         """
         contents, at = [message["content"].strip() for message in messages], 0
         for content in contents:
@@ -136,9 +204,12 @@ class ChatFormat:
         for i in range(max(0, len(messages) - _MAX_CHANGED), len(messages)):
             if at <= len(text) and messages[i]["role"] in _KNOWN_ROLES:
                 continue
+            if "tool_calls" in messages[i]:
+                continue
             changed = {**messages[i], "content": f"{contents[i]} {_ADDED}"}
             with suppress(RejectedMessagesError):
-                (other,) = self.render([[*messages[:i], changed, *messages[i + 1 :]]])
+                conversation = [*messages[:i], changed, *messages[i + 1 :]]
+                (other,) = self.render([conversation], [prompt], [tools])
                 if contents[i] and other == text:
                     raise UsageError(
                         f"the chat template leaves out message {i + 1}, of the role "
@@ -188,7 +259,7 @@ class ChatFormat:
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""
         characters = set().union(*contents)
-        used = characters | set(self.template.source)
+        used = characters | set(self.template.source + self.template.tool_source)
         unused = (chr(i) for i in _STAND_INS if chr(i) not in used)
         edges = sorted(
             c for c in characters if not self._edge_characters.isdisjoint(_normalized_forms(c))
@@ -201,7 +272,8 @@ class ChatFormat:
             content = self._special_pattern.sub(lambda m: m[0].translate(stand_ins), content)
         else:
             content = content.translate(stand_ins)
-        return {**message, "content": content}
+        others = {key: _translate(message[key], stand_ins) for key in _OF_CALLS & message.keys()}
+        return {**message, **others, "content": content}
 
     def _encode_between_controls(
         self,
@@ -232,24 +304,65 @@ class ChatFormat:
         return ids
 
 
-def _check_messages(messages: Sequence[Mapping[str, str]]) -> list[Message]:
+def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise UsageError("messages: not a list of messages", _EXAMPLE)
     for message in messages:
-        valid = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not valid or not all(isinstance(value, str) for value in message.values()):
+        texts = message if isinstance(message, Mapping) else {}
+        more = _KEYS.get(str(texts.get("role")), set())
+        valid = set(texts) - more == {"role", "content"}
+        if not valid or not all(
+            isinstance(texts[key], str) for key in texts.keys() - {"tool_calls"}
+        ):
             raise UsageError("a message must have exactly two strings, role and content", _EXAMPLE)
+        calls = texts.get("tool_calls", [])
+        if not isinstance(calls, list) or not all(map(_is_call, calls)):
+            raise UsageError("tool_calls must be a list of calls, in OpenAI's form", _EXAMPLE)
+    contents = [message["content"] for message in messages]
+    others = [{key: message[key] for key in _OF_CALLS & message.keys()} for message in messages]
+    strings = [*contents, *_strings([others, tools])]
     try:
-        "".join(message["content"] for message in messages).encode("utf-8", _INVALID_UTF8)
+        "".join(strings).encode("utf-8", _INVALID_UTF8)
     except UnicodeEncodeError:
         raise UsageError("a message contains an unpaired surrogate", "remove it") from None
-    length = sum(len(message["content"]) for message in messages)
+    length = sum(map(len, strings))
     if length > MAX_CHARACTERS:
         raise ContextError(
             f"the messages are too long ({length:,} characters, limit {MAX_CHARACTERS:,})",
             "shorten the messages or start a new conversation",
         )
     return [dict(message) for message in messages]
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return False
+    return isinstance(function.get("name"), str) and "arguments" in function
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    for one in value if isinstance(value, list) else ():
+        yield from _strings(one)
+    for key, one in value.items() if isinstance(value, dict) else ():
+        yield key
+        yield from _strings(one)
+
+
+def _translate(value: Any, characters: Mapping[int, str]) -> Any:
+    """Return a JSON value in whose strings characters are replaced."""
+    if isinstance(value, str):
+        return value.translate(characters)
+    if isinstance(value, list):
+        return [_translate(one, characters) for one in value]
+    if isinstance(value, dict):
+        return {
+            _translate(key, characters): _translate(one, characters) for key, one in value.items()
+        }
+    return value
 
 
 def _any_of(names: Iterable[str]) -> str:

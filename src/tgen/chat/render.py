@@ -9,7 +9,8 @@ from tgen.checkpoint.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
 from tgen.machine.child import Child
 
-Message = dict[str, str]  # role, content
+Message = dict[str, Any]  # role and content, texts; perhaps tool_calls, tool_call_id, name
+Tools = list[dict[str, Any]] | None  # functions that the model may call, in OpenAI's form
 SECONDS, BYTES = 5, 512 << 20  # of CPU time and of memory, where the platform can limit them
 _WALL = 12  # seconds per second of CPU time, since a busy machine has little of it
 _TIME_OVER = getattr(signal, "SIGPROF", 0)
@@ -47,19 +48,22 @@ class Sandbox:
         conversations: Sequence[Sequence[Message]],
         *,
         prompts: Sequence[bool] | None = None,
+        tools: Sequence[Tools] | None = None,
         now: str | None = None,
     ) -> list[str]:
         """Return the text of each conversation, up to the start of the next answer.
 
-        `prompts` says of each conversation whether that start is part of it; `now` is the time in
-        ISO format that the template sees instead of the current one. Raises RejectedMessagesError,
-        FailedTemplateError, or ModelError if the template exceeds a limit.
+        `prompts` says of each conversation whether that start is part of it, `tools` has the tools
+        of each; `now` is the time in ISO format that the template sees instead of the current one.
+        Raises RejectedMessagesError, FailedTemplateError, or ModelError if the template exceeds a
+        limit.
         """
         request = {
             "source": template.source,
             "variables": template.variables,
             "conversations": conversations,
             "prompts": [True] * len(conversations) if prompts is None else prompts,
+            "tools": [None] * len(conversations) if tools is None else tools,
             "now": now,
             "seconds": SECONDS,
             "bytes": BYTES,

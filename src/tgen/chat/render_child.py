@@ -118,14 +118,17 @@ def handle_request(request: Mapping[str, Any]) -> dict[str, Any]:
     of the conversation as `at`."""
     shared = {
         **request["variables"],
-        "tools": None,
         "documents": None,
         "strftime_now": _make_strftime(request["now"]),
     }
     texts: list[str] = []
     try:
-        for messages, is_prompt in zip(request["conversations"], request["prompts"], strict=True):
-            own = {"messages": messages, "add_generation_prompt": is_prompt}
+        for messages, is_prompt, tools in zip(
+            request["conversations"], request["prompts"], request["tools"], strict=True
+        ):
+            own = {"messages": messages, "add_generation_prompt": is_prompt, "tools": tools}
+            if tools:
+                own["xml_tools"] = tools  # the name that SmolLM3's template has for them
             texts.append(_render(request["source"], shared | own))
     except _RejectedError as error:
         return {"rejected": _to_line(str(error)), "at": len(texts)}

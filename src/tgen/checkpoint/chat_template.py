@@ -5,7 +5,7 @@ A directory has them in tokenizer_config.json and the files beside it.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tgen.storage import files
 _MAX_CHARACTERS = 1 << 20
 _MAX_FILE_BYTES = 32 << 20
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_TOOL_USE = "tool_use"  # the name that transformers has for a template of chats with tools
 _OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
 NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
 
@@ -27,6 +28,12 @@ class ChatTemplate:
 
     source: str
     variables: dict[str, str]
+    tool_source: str = ""  # of another template for chats with tools, if there is one
+
+    @property
+    def for_tools(self) -> "ChatTemplate":
+        """The template of chats with tools."""
+        return replace(self, source=self.tool_source or self.source)
 
 
 def read_chat_template(path: Path) -> ChatTemplate:
@@ -34,7 +41,7 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
     Raises ModelError if it is missing, cannot be read or is too large.
     """
-    source, variables = _read(path)
+    source, variables, tool_source = _read(path)
     if source is None:
         raise ModelError(f"{str(path)!r} has no chat template", NO_CHAT_HINT)
     if not isinstance(source, str) or len(source) > _MAX_CHARACTERS:
@@ -42,7 +49,8 @@ def read_chat_template(path: Path) -> ChatTemplate:
             f"the chat template of {str(path)!r} is not a string or is larger than 1 MiB",
             NO_CHAT_HINT,
         )
-    return ChatTemplate(source, variables)
+    usable = isinstance(tool_source, str) and len(tool_source) <= _MAX_CHARACTERS
+    return ChatTemplate(source, variables, tool_source if usable else "")
 
 
 def chat_template_source(path: Path) -> str | None:
@@ -88,7 +96,7 @@ def bos_flag(path: Path) -> bool | None:
     return flag if obeyed and isinstance(flag, bool) else None
 
 
-def _read(path: Path) -> tuple[Any, dict[str, str]]:
+def _read(path: Path) -> tuple[Any, dict[str, str], Any]:
     if not path.is_file():
         return _read_folder(path)
     from tgen.checkpoint.gguf import reader
@@ -96,8 +104,9 @@ def _read(path: Path) -> tuple[Any, dict[str, str]]:
     return reader.chat_template(path)
 
 
-def _read_folder(path: Path) -> tuple[Any, dict[str, str]]:
-    """Return the chat template or None, and the texts of `bos_token` and so on.
+def _read_folder(path: Path) -> tuple[Any, dict[str, str], Any]:
+    """Return the chat template or None, the texts of `bos_token` and so on, and the template of
+    chats with tools or None.
 
     Raises TgenError for unreadable files.
     """
@@ -111,21 +120,27 @@ def _read_folder(path: Path) -> tuple[Any, dict[str, str]]:
     }
     file = path / "chat_template.jinja"
     if file.exists():
-        return files.read(file, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), variables
-    source = config.get("chat_template")
+        other = path / "additional_chat_templates" / f"{_TOOL_USE}.jinja"
+        source, tool_source = (_read_text(one) if one.exists() else None for one in (file, other))
+        return source, variables, tool_source
+    source, tool_source = config.get("chat_template"), None
     if isinstance(source, list):  # several named templates
         templates = {str(t.get("name")): t.get("template") for t in source if isinstance(t, dict)}
-        source = templates.get("default")
+        source, tool_source = templates.get("default"), templates.get(_TOOL_USE)
         if source is None and templates:
             names_found = ", ".join(templates)[:200]
             raise ModelError(f"no chat template is named default (got {names_found})", NO_CHAT_HINT)
-    return source, variables
+    return source, variables, tool_source
 
 
 def token_text(token: Any) -> str | None:
     """Return a token's text, given as a string or as an object with settings."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
+
+
+def _read_text(path: Path) -> str:
+    return files.read(path, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

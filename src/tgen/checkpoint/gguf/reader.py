@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Array
@@ -95,8 +96,9 @@ def _check_finite(path: Path, arrays: Mapping[str, Array | QuantizedMatrix]) -> 
             raise safetensors_file.not_finite_error(path, name)
 
 
-def chat_template(path: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the chat template or None, and the special tokens that it may name.
+def chat_template(path: Path) -> tuple[str | None, dict[str, str], Any]:
+    """Return the chat template or None, the special tokens that it may name, and the template of
+    chats with tools or None.
 
     Raises ModelError.
     """
@@ -107,4 +109,5 @@ def chat_template(path: Path) -> tuple[str | None, dict[str, str]]:
         i = fields.get(f"tokenizer.ggml.{key}_token_id")
         if type(i) is int and isinstance(tokens, list) and 0 <= i < len(tokens):
             special[f"{name}_token"] = str(tokens[i])
-    return source if isinstance(source, str) else None, special
+    tool_source = fields.get("tokenizer.chat_template.tool_use")
+    return source if isinstance(source, str) else None, special, tool_source
