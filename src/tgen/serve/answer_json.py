@@ -12,6 +12,7 @@ from tgen.serve.engine_thread import Event, PromptScores
 from tgen.serve.http_error import bad_request
 from tgen.serve.preparation import PreparedTexts
 from tgen.serve.text_request import TextRequest
+from tgen.serve.tools import CallForm, CallReader
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -29,7 +30,10 @@ class Answer:
     ) -> None:
         self._request, self._prompt_tokens = request, prepared.prompt_tokens
         self._with_logprobs = request.n_top is not None
-        self._texts = [_Text(token_bytes, chat=request.chat) for _ in prepared.requests]
+        self._calls = prepared.calls
+        self._texts = [
+            _Text(token_bytes, chat=request.chat, calls=self._calls) for _ in prepared.requests
+        ]
         for i, text in enumerate(self._texts):
             text.new = prepared.echoes[i // request.per_prompt] if prepared.echoes else ""
         kind = "chat.completion" if request.chat else "text_completion"
@@ -78,7 +82,9 @@ class Answer:
         choices = []
         for i, text in enumerate(self._best_texts()):
             content, logprobs = text.take(with_logprobs=self._with_logprobs)
-            message = {"role": "assistant", "content": content, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if text.reader and text.reader.calls:
+                message |= {"content": content or None, "tool_calls": text.reader.calls}
             body = {"message": message} if self._request.chat else {"text": content}
             choices.append({"index": i, **body, "logprobs": logprobs, "finish_reason": text.finish})
         return self._head | {"choices": choices, "usage": self._usage()}
@@ -110,6 +116,8 @@ class Answer:
                 continue
             if content or logprobs:
                 yield self._chunk(i, {"delta": {"content": content}}, logprobs)
+            if text.reader and (deltas := text.reader.take_deltas()):
+                yield self._chunk(i, {"delta": {"tool_calls": deltas}})
             if text.finish:
                 yield self._chunk(i, {"delta": {}}, finish=text.finish)
 
@@ -141,8 +149,11 @@ class Answer:
 class _Text:
     """One text: what is new since the last `take`, and why it ended."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], *, chat: bool) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], *, chat: bool, calls: CallForm | None
+    ) -> None:
         self._token_bytes, self._chat = token_bytes, chat
+        self.reader = CallReader(calls) if calls else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
@@ -156,7 +167,8 @@ class _Text:
     @property
     def has_new_content(self) -> bool:
         """Whether the next chunk has text, log-probabilities or the end."""
-        return bool(self.new or self._tokens or (self.finish and not self._finish_taken))
+        calls = self.reader is not None and self.reader.deltas
+        return bool(self.new or self._tokens or calls or (self.finish and not self._finish_taken))
 
     def add_prompt(self, prompt: PromptScores) -> None:
         """Add the tokens of the prompt, whose text is `new`."""
@@ -172,12 +184,15 @@ class _Text:
         """Add a token; bytes of an incomplete character wait for the rest."""
         self.n_tokens += 1
         self.logprob += token.logprob
-        self.new += self._decoder.decode(token.text, final=token.last)
+        text = self._decoder.decode(token.text, final=token.last)
+        self.new += self.reader.feed(token.id, text, last=token.last) if self.reader else text
         # The end token has no text; clients that ask for the prompt's tokens count all of them.
         if with_logprobs and (self._with_prompt or self._token_bytes(token.id)):
             self._tokens.append(token)
         if token.finish:
             self.finish = "stop" if token.finish == "stop" else "length"
+            if self.finish == "stop" and self.reader and self.reader.calls:
+                self.finish = "tool_calls"
 
     def take(self, *, with_logprobs: bool) -> tuple[str, dict[str, Any] | None]:
         """Return the new text and its tokens' log-probabilities."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ from tgen.serve.http_error import (
 )
 from tgen.serve.json_body import load_object
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
-from tgen.serve.preparation import prepare
+from tgen.serve.preparation import constrain, prepare
 from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_for_disconnect
@@ -242,9 +243,12 @@ class Service:
         engine, model = served.engine, served.model
         engine.reserve(n)
         try:
-            sampling = text_request.sampling
+            sampling, calls = text_request.sampling, None
+            if text_request.calls_tools:
+                sampling, calls = await run(self._preparers, constrain, model, text_request)
             if any(sampling.get(name) for name in CONSTRAINTS):
-                await self._while_open(request, served.grammars.check(sampling))
+                with calls.named_errors() if calls else nullcontext():
+                    await self._while_open(request, served.grammars.check(sampling))
             max_tokens = limits.max_tokens or model.engine.context_length
             work = partial(prepare, strict=limits.strict)
             prepared = await run(self._preparers, work, model, text_request, max_tokens)

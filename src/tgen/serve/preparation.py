@@ -6,15 +6,17 @@ delay other texts.
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
-from tgen.serve.http_error import bad_request
+from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
+from tgen.serve.tools import CallForm, plan_calls
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
@@ -37,6 +39,7 @@ class PreparedTexts(NamedTuple):
     prompt_tokens: int  # over all prompts
     echoes: list[str]  # per prompt, if requested
     seed: int  # of the request
+    calls: CallForm | None = None  # if the texts may call tools
 
 
 def prepare(
@@ -51,14 +54,16 @@ def prepare(
     """
     seed = secrets.randbelow(1 << 32) if request.seed < 0 else request.seed
     prompts, ends = _encode(model, request)
+    request_sampling, calls = constrain(model, request)
     requests: list[Request] = []
     echoes: list[str] = []
     for p, ids in enumerate(prompts):
-        options = model.defaults | request.sampling | {"logprobs": request.n_top or 0} | _FIXED
+        options = model.defaults | request_sampling | {"logprobs": request.n_top or 0} | _FIXED
         options["max_new_tokens"] = _count(model, request, len(ids), max_tokens, strict=strict)
         try:
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
-            first = model.request(ids, sampling, ends)
+            with calls.named_errors() if calls else nullcontext():
+                first = model.request(ids, sampling, ends)
         except RecursionError:
             raise bad_request("the nesting is too deep", "response_format") from None
         for c in range(request.per_prompt):
@@ -68,7 +73,28 @@ def prepare(
             prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")
             echoes.append(prompt if isinstance(prompt, str) else decoded)
-    return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed)
+    return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed, calls)
+
+
+def constrain(model: LoadedModel, request: TextRequest) -> tuple[dict[str, Any], CallForm | None]:
+    """Return the sampling fields of a request, with the grammar of calls if it may call tools, and
+    the form of these calls. Raises HttpError."""
+    if isinstance(request, CompletionRequest) or not request.calls_tools:
+        return request.sampling, None
+    try:
+        syntax = model.chat_format.call_syntax
+    except ModelError:
+        raise _no_template(request) from None
+    sampling, tokenizer = request.sampling, model.tokenizer
+    form = plan_calls(
+        request.tools,
+        request.tool_choice,
+        syntax,
+        {name: i for name, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)},
+        parallel=request.parallel_tool_calls,
+        text_schema=sampling.pop("json_schema", None),
+    )
+    return sampling | {"grammar": form.grammar()}, form
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
@@ -81,12 +107,18 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
                 text = request.conversation[0]["content"]
                 _check_characters(model, text)
                 return [model.encode(text)], frozenset()
-            message = (
-                f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
-                "a model with a chat template"
+            raise _no_template(request) from None
+        tools = [tool.plain for tool in request.tools] if request.calls_tools else None
+        try:
+            ids = chat.encode(
+                request.conversation,
+                tools,
+                prompt=request.starts_answer,
+                continued=request.is_continued,
             )
-            raise bad_request(message, "messages", "no_template") from None
-        return [chat.encode(request.conversation)], chat.end_ids
+        except RecursionError:
+            raise bad_request("the nesting is too deep", "messages") from None
+        return [ids], chat.end_ids
     prompts = []
     for prompt in request.prompt:
         if isinstance(prompt, str):
@@ -96,6 +128,14 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
             check_ids(prompt, model.tokenizer.vocab_size)
             prompts.append(prompt)
     return prompts, frozenset()
+
+
+def _no_template(request: TextRequest) -> HttpError:
+    message = (
+        f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
+        "a model with a chat template"
+    )
+    return bad_request(message, "messages", "no_template")
 
 
 def _check_characters(model: LoadedModel, prompt: str) -> None:

@@ -12,11 +12,12 @@ from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
 from tgen.serve.sampling_fields import ALIASES, SamplingFields
+from tgen.serve.tools import Call, Choice, ChoiceField, ToolsField
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 # Fields that have no influence on the text.
 _IGNORED = {
-    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key"),
+    *("user", "metadata", "store", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
     *("cache_prompt", "id_slot", "priority", "request_id", "guided_decoding_backend"),
 }
@@ -35,6 +36,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     **dict.fromkeys(("chat_template", "chat_template_kwargs", "prompt_logprobs"), ()),
 }
+# Fields of a message that are not supported -> what is expected.
+_UNSUPPORTED = {"audio": "text, no audio", "function_call": "tool_calls, not function_call"}
+# Options of SamplingConfig that cannot be combined with the grammar of calls.
+_AGAINST_TOOLS = {"stop", "until_newline", "require", "regex", "choices", "grammar"}
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def _check_prompts(value: Any) -> list[str | list[int]]:
@@ -68,24 +74,43 @@ class _TextPart(JsonObject):
     text: Unicode
 
 
-class _Message(JsonObject, extra="forbid"):
+class _Message(JsonObject):
+    """A message. Other fields, which clients add for themselves, are ignored."""
+
     role: Annotated[Unicode, Field(min_length=1)]
     content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(_list_parts)]
-    name: Any = None  # no template uses it
+    tool_calls: list[Call] = Field(default_factory=list)
+    tool_call_id: Unicode | None = None
+    name: Any = None  # templates use that of a tool only
 
     @property
-    def plain(self) -> dict[str, str]:
-        """Role and text, for the chat template."""
+    def plain(self) -> dict[str, Any]:
+        """The message for the chat template."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "".join(part.text for part in self.content)}
+        plain: dict[str, Any] = {"role": role, "content": "".join(p.text for p in self.content)}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain for call in self.tool_calls]
+        if self.role == "tool" and self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, values: Any) -> Any:
-        """Drop what clients send with every message."""
+        """Drop what clients send with every message; a message that only calls has no content."""
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if value not in (None, [])}
+        for name in _UNSUPPORTED.keys() & values.keys():
+            if values[name] is not None:
+                raise ValueError(_UNSUPPORTED[name])
+        given = {name: value for name, value in values.items() if value not in (None, [])}
+        return {"content": ""} | given if "tool_calls" in given else given
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls in messages of the role assistant, not {self.role[:40]}")
+        return self
 
 
 class _StreamOptions(JsonObject):
@@ -112,6 +137,7 @@ class CompletionRequest(_TextRequest):
     """The body of /v1/completions."""
 
     chat: ClassVar[bool] = False
+    calls_tools: ClassVar[bool] = False
     prompt: Annotated[list[str | list[int]], PlainValidator(_check_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool = False
@@ -156,23 +182,74 @@ class ChatRequest(_TextRequest):
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: ToolsField = Field(default_factory=list)
+    tool_choice: ChoiceField = Choice("auto")
+    parallel_tool_calls: bool = True
+    # As in vLLM; by default, a last message of the assistant is continued.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs", "top_logprobs")
-        if self.messages[-1].role == "assistant":
-            raise bad_request(
-                "messages: the last one is of the assistant, so nothing is left to answer; "
-                "remove it",
-                "messages",
-            )
+        if self.tool_choice.mode == "required" and not self.tools:
+            raise bad_request("tool_choice needs tools", "tool_choice")
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise bad_request("tools: two have the same name", "tools")
+        for option in _AGAINST_TOOLS & self.sampling.keys() if self.calls_tools else ():
+            if self.sampling[option]:
+                name = super().names.get(option, option)
+                raise bad_request(f"{name} cannot be combined with tools", name)
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                message = "continue_final_message cannot be combined with add_generation_prompt"
+                raise bad_request(message, "continue_final_message")
+            if self.messages[-1].role != "assistant":
+                message = "continue_final_message: the last message is not of the assistant"
+                raise bad_request(message, "continue_final_message")
+        if self.is_continued and (self.messages[-1].tool_calls or self.calls_tools):
+            message = "messages: a last message of the assistant cannot be continued with tools"
+            raise bad_request(message, "messages")
         return self
 
     @property
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages for the chat template."""
-        return [message.plain for message in self.messages]
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages for the chat template; a result has the name of its function."""
+        plain = [message.plain for message in self.messages]
+        names = {call.id: call.function.name for m in self.messages for call in m.tool_calls}
+        for message in plain:
+            if message.get("tool_call_id") in names:
+                message["name"] = names[message["tool_call_id"]]
+        return plain
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may call tools."""
+        return bool(self.tools) and self.tool_choice.mode != "none"
+
+    @property
+    def constraint(self) -> str | None:
+        """As in SamplingFields."""
+        return "tools" if self.calls_tools else super().constraint
+
+    @property
+    def names(self) -> dict[str, str]:
+        """As in SamplingFields; calls are constrained by a grammar."""
+        return super().names | ({"grammar": "tools"} if self.calls_tools else {})
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the answer continues the last message."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.messages[-1].role == "assistant" and not self.add_generation_prompt
+
+    @property
+    def starts_answer(self) -> bool:
+        """Whether the prompt ends with the template's start of an answer."""
+        return not self.is_continued and self.add_generation_prompt is not False
 
     @property
     def per_prompt(self) -> int:
@@ -216,11 +293,13 @@ def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
         if name in given:
             raise bad_request(f"{alias} cannot be combined with {name}", alias)
         given[name] = given.pop(alias)
+    has_tools = "tools" in kind.model_fields
     for name, value in [*given.items()]:
-        if value in _NEUTRAL.get(name, ()):
+        if value in _NEUTRAL.get(name, ()) and not (name == "tool_choice" and has_tools):
             del given[name]
         elif name in _NEUTRAL and name not in kind.model_fields:
-            raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
+            other = f"; use {_INSTEAD[name]}" if name in _INSTEAD and has_tools else ""
+            raise bad_request(f"{name} is not supported{other}", name, "unsupported_parameter")
         elif name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
             hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")

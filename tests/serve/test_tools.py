@@ -1,0 +1,336 @@
+"""Tools: calls as the official client sees them, and the texts that stand for them."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
+from support.servers import ServerProcess, serving
+from tgen.chat.call_syntax import CallSyntax
+from tgen.chat.encode import ChatFormat
+from tgen.checkpoint.chat_template import ChatTemplate
+from tgen.config import SamplingConfig
+from tgen.generation.loop import make_source
+from tgen.loaded_model import LoadedModel
+from tgen.serve.answer_json import Answer
+from tgen.serve.http_error import HttpError
+from tgen.serve.preparation import constrain, prepare
+from tgen.serve.text_request import ChatRequest, parse
+from tgen.serve.tools import CallReader
+
+if TYPE_CHECKING:
+    import openai
+
+USER = [{"role": "user", "content": "What is the weather in Rome?"}]
+CITY = {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"}
+UNIT = {"enum": ["C", "F"]}
+WEATHER_SCHEMA = {
+    "type": "object",
+    "properties": {"city": CITY, "unit": UNIT},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": WEATHER_SCHEMA}}
+NOW = {"type": "function", "function": {"name": "now", "description": "Get the time."}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def tool_model(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the random model with Mistral's syntax of calls."""
+    path = tmp_path_factory.mktemp("tools") / "tiny"
+    path.mkdir()
+    for file in chat_model.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"chat_template": MISTRAL_TOOLS}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tooled(tool_model: Path) -> Iterator[ServerProcess]:
+    """Return a server of this model."""
+    with serving(tool_model, "--batch-size", 16) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(tooled: ServerProcess) -> "openai.OpenAI":
+    return tooled.client()
+
+
+def check_call(call: Any) -> None:
+    """Check a call of the official client's."""
+    arguments = json.loads(call.function.arguments)
+    assert re.fullmatch("[A-Za-z0-9]{9}", call.id)
+    if call.function.name == "now":
+        assert arguments == {}
+    else:
+        assert call.function.name == "weather"
+        assert re.fullmatch(CITY["pattern"], arguments["city"])
+        assert arguments["unit"] in UNIT["enum"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_forced_calls_are_valid_whole_and_as_a_stream(
+    client: "openai.OpenAI", tooled: ServerProcess, choice: Any
+) -> None:
+    options: dict[str, Any] = {"model": tooled.model, "messages": USER, "tools": [WEATHER, NOW]}
+    options |= {"tool_choice": choice, "seed": 5, "n": 4, "max_tokens": 1000}
+    whole = client.chat.completions.create(**options)
+    for answer in whole.choices:
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.content is None
+        assert answer.message.tool_calls
+        for call in answer.message.tool_calls:
+            check_call(call)
+        if choice == NAMED:
+            assert [call.function.name for call in answer.message.tool_calls] == ["weather"]
+    with client.chat.completions.stream(**options) as stream:
+        streamed = stream.get_final_completion()
+    for one, other in zip(streamed.choices, whole.choices, strict=True):
+        assert one.finish_reason == "tool_calls"
+        assert [(c.function.name, c.function.arguments) for c in one.message.tool_calls] == [
+            (c.function.name, c.function.arguments) for c in other.message.tool_calls
+        ]
+
+
+def test_one_call_without_parallel_calls(client: "openai.OpenAI", tooled: ServerProcess) -> None:
+    answer = client.chat.completions.create(
+        model=tooled.model,
+        messages=USER,
+        tools=[WEATHER, NOW],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        n=8,
+        seed=1,
+    )
+    assert [len(choice.message.tool_calls) for choice in answer.choices] == [1] * 8
+
+
+def test_model_calls_by_itself_after_any_text(
+    client: "openai.OpenAI", tooled: ServerProcess
+) -> None:
+    options: dict[str, Any] = {"model": tooled.model, "messages": USER, "tools": [WEATHER, NOW]}
+    options |= {"n": 32, "seed": 2, "max_tokens": 150, "temperature": 2}
+    contents, finishes = [""] * 32, [None] * 32
+    arguments: list[dict[int, str]] = [{} for _ in range(32)]
+    for chunk in client.chat.completions.create(stream=True, extra_body={"top_k": 0}, **options):
+        for part in chunk.choices:
+            assert finishes[part.index] is None
+            contents[part.index] += part.delta.content or ""
+            finishes[part.index] = part.finish_reason
+            for call in part.delta.tool_calls or []:
+                assert (call.id is None) == (call.index in arguments[part.index])
+                before = arguments[part.index].get(call.index, "")
+                arguments[part.index][call.index] = before + call.function.arguments
+    calling = [i for i in range(32) if finishes[i] == "tool_calls"]
+    assert calling
+    for i in calling:
+        for text in arguments[i].values():
+            assert set(json.loads(text)) in ({"city", "unit"}, set())
+    assert any(contents[i].strip() for i in calling)
+
+
+def test_results_go_back_to_the_model(client: "openai.OpenAI", tooled: ServerProcess) -> None:
+    options: dict[str, Any] = {"model": tooled.model, "tools": [WEATHER], "max_tokens": 400}
+    first = client.chat.completions.create(messages=USER, tool_choice=NAMED, **options)
+    message = first.choices[0].message
+    [call] = message.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
+    messages = [*USER, message.to_dict(), result]
+    second = client.chat.completions.create(messages=messages, tool_choice="none", **options)
+    assert second.choices[0].message.tool_calls is None
+    short = client.chat.completions.create(messages=USER, tool_choice="none", **options)
+    assert second.usage.prompt_tokens > short.usage.prompt_tokens
+    text = tooled.post("/v1/chat/completions", {"messages": [*USER, message.to_dict(), result]})
+    assert text.status_code == 200
+
+
+def test_response_format_is_of_texts_without_calls(tooled: ServerProcess) -> None:
+    schema = {"enum": ["yes", "no"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": USER, "tools": [WEATHER], "response_format": form, "n": 8, "seed": 3}
+    answer = tooled.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] in ("stop", "tool_calls")
+        assert choice["message"]["content"] in ('"yes"', '"no"', None)
+
+
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [WEATHER, WEATHER]}, "tools"),
+    ({"tools": [WEATHER], "stop": "x"}, "stop"),
+    ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [NOW["function"]]}, "functions"),
+    (
+        {
+            "tools": [
+                NOW,
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "x",
+                        "parameters": {"properties": {"a": {"type": "string", "pattern": "(?=a)"}}},
+                    },
+                },
+            ]
+        },
+        "tools[1].function.parameters",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "x"}], "tools": [NOW]}, "messages"),
+    ({"continue_final_message": True}, "continue_final_message"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), ERRORS, ids=lambda value: str(value)[:40])
+def test_errors_name_the_field(tooled: ServerProcess, fields: dict[str, Any], param: str) -> None:
+    answer = tooled.post("/v1/chat/completions", {"messages": USER, "max_tokens": 3} | fields)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    assert error["param"].split("[0]")[0] == param
+    assert error["message"].startswith(param)
+
+
+def request_of(**fields: Any) -> ChatRequest:
+    body = json.dumps({"messages": USER, "tools": [WEATHER, NOW]} | fields).encode()
+    request = parse(body, ChatRequest, "m")
+    assert isinstance(request, ChatRequest)
+    return request
+
+
+def test_choice_of_no_tool_is_a_chat_without_tools(loaded: LoadedModel) -> None:
+    without = request_of(tools=[], max_tokens=5, seed=1)
+    request = request_of(tool_choice="none", max_tokens=5, seed=1)
+    assert prepare(loaded, request, 9) == prepare(loaded, without, 9)
+
+
+def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> None:
+    with pytest.raises(HttpError, match='use "required" or a function') as error:
+        constrain(loaded, request_of())
+    assert error.value.param == "tool_choice"
+    request = request_of(tool_choice="required", max_tokens=200, n=4, seed=1)
+    prepared = prepare(loaded, request, 200)
+    answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
+    for token in loaded.complete(make_source(prepared.requests), batch_size=4):
+        answer.add([(token.sequence, token)])
+    for choice in answer.whole()["choices"]:
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] in ("weather", "now")
+        json.loads(call["function"]["arguments"])
+
+
+def with_template(model: LoadedModel, source: str) -> LoadedModel:
+    """Return the model with another chat template."""
+    other = LoadedModel(model.bundle, model.engine)
+    template = ChatTemplate(source, model.chat_format.template.variables)
+    other.__dict__["chat_format"] = ChatFormat(template, model.tokenizer, 2048)
+    return other
+
+
+CALL = '"arguments": {"city": "Rome", "unit": "C"}}'
+# Template -> texts of the model, with their content and the number of calls; None: not possible.
+TEXTS: list[tuple[str, str, str | None, int]] = [
+    (HERMES_TOOLS, "Hello <tool> and <tool_call", "Hello <tool> and <tool_call", 0),
+    (HERMES_TOOLS, f'<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>', "", 1),
+    (
+        HERMES_TOOLS,
+        f'Wait. \n<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "Wait.",
+        2,
+    ),
+    (HERMES_TOOLS, "<tool_call> later", None, 0),
+    (HERMES_TOOLS, '<tool_call>\n{"name": "other"', None, 0),
+    (HERMES_TOOLS, '<tool_call>\n{"name": "now", "arguments": {"a"', None, 0),
+    (LLAMA_TOOLS, '{"name": "now", "parameters": {}}', "", 1),
+    (LLAMA_TOOLS, '{"names": {"name": "now"}}', '{"names": {"name": "now"}}', 0),
+    (LLAMA_TOOLS, '{"name": "other"', None, 0),
+]
+
+
+@pytest.mark.parametrize(("source", "text", "content", "n_calls"), TEXTS)
+def test_text_is_read_as_content_and_calls(
+    loaded: LoadedModel, source: str, text: str, content: str | None, n_calls: int
+) -> None:
+    model = with_template(loaded, source)
+    sampling, form = constrain(model, request_of())
+    assert form
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    assert matcher
+    size = loaded.tokenizer.vocab_size
+    ids = loaded.vocabulary.encode(text.encode())
+    for i in ids:
+        if not matcher.allowed(size)[i]:
+            assert content is None
+            return
+        matcher.accept(i)
+    assert matcher.complete == (content is not None)
+    for step in (1, 3, len(text)):
+        reader, seen = CallReader(form), ""
+        arguments: dict[int, str] = {}
+        for at in range(0, len(text), step):
+            seen += reader.feed(-1, text[at : at + step], last=at + step >= len(text))
+            for delta in reader.take_deltas():
+                arguments.setdefault(delta["index"], "")
+                arguments[delta["index"]] += delta["function"]["arguments"]
+        assert seen == content
+        assert [call["function"]["arguments"] for call in reader.calls] == [*arguments.values()]
+        assert len(reader.calls) == n_calls
+        if n_calls:
+            first = reader.calls[0]["function"]
+            parsed = {"city": "Rome", "unit": "C"} if first["name"] == "weather" else {}
+            assert json.loads(first["arguments"]) == parsed
+
+
+def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:
+    sampling, _ = constrain(with_template(loaded, MISTRAL_TOOLS), request_of())
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    assert matcher
+    allowed = matcher.allowed(loaded.tokenizer.vocab_size)
+    assert allowed[loaded.tokenizer.added_tokens["<|tool|>"]]
+    assert not allowed[loaded.vocabulary.tokens.index(b"\xff")]
+
+
+def test_braces_in_strings_do_not_end_arguments(loaded: LoadedModel) -> None:
+    tool = {"type": "function", "function": {"name": "say", "parameters": {"properties": {}}}}
+    _, form = constrain(with_template(loaded, HERMES_TOOLS), request_of(tools=[tool]))
+    assert form
+    arguments = json.dumps({"a": '}\\"]{', "b": [{}, "\\"]})
+    reader = CallReader(form)
+    reader.feed(-1, form.syntax.write([("say", json.loads(arguments))]), last=True)
+    assert reader.calls[0]["function"] == {"name": "say", "arguments": arguments}
+
+
+def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:
+    model = with_template(loaded, LLAMA_TOOLS)
+    with pytest.raises(HttpError, match="response_format cannot be combined with the tools"):
+        constrain(model, request_of(response_format={"type": "json_object"}))
+    sampling, form = constrain(
+        model, request_of(response_format={"type": "json_object"}, tool_choice="required")
+    )
+    assert form
+    assert "json_schema" not in sampling
+    assert isinstance(form.syntax, CallSyntax)
+
+
+def test_last_message_of_the_assistant_is_continued(tooled: ServerProcess) -> None:
+    said = {"role": "assistant", "content": "It is ", "refusal": None, "annotations": [], "id": 7}
+    body = {"messages": [*USER, said], "max_tokens": 3, "seed": 1}
+
+    def count(**fields: Any) -> int:
+        answer = tooled.post("/v1/chat/completions", body | fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["usage"]["prompt_tokens"]
+
+    continued = count()
+    assert count(continue_final_message=True, add_generation_prompt=False) == continued
+    ended = count(continue_final_message=False, add_generation_prompt=False)
+    assert continued < ended < count(add_generation_prompt=True)
