@@ -156,9 +156,12 @@ def parse(events: bytes) -> list[dict[str, Any]]:
     return result
 
 
-def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    """Return a chunk of a chat."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+def chunk(
+    delta: dict[str, Any], finish: str | None = None, *tokens: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a chunk of a chat with the log-probabilities of tokens."""
+    logprobs = {"content": [*tokens]} if tokens else None
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
     return {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": [choice]}
 
 
@@ -204,6 +207,18 @@ def test_calls_are_items_of_their_own() -> None:
     answer["choices"][0]["message"] = answer["choices"][0].pop("delta")
     output = form.whole(answer, job)["output"]
     assert [item | {"id": ""} for item in output] == [item | {"id": ""} for item in done]
+
+
+def test_tokens_of_an_unfinished_character_come_with_its_text() -> None:
+    _, form = read(b'{"input": "x", "stream": true}', "m")
+    tokens: Any = [{"token": name, "logprob": -1.0} for name in "abcd"]
+    chunks = [chunk({"content": ""}, None, tokens[0]), chunk({"content": "é"}, None, tokens[1])]
+    chunks += [chunk({"content": ""}, None, tokens[2]), chunk(call(0, "{}", id="a", name="f"))]
+    chunks += [chunk({"tool_calls": []}, "tool_calls", tokens[3])]
+    events = parse(form.chunks(chunks) + form.end(Job([], stream=True)))
+    (delta,) = (event for event in events if event["type"] == "response.output_text.delta")
+    assert (delta["delta"], delta["logprobs"]) == ("é", tokens[:2])
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == tokens[:2]
 
 
 def test_failed_stream_ends_with_an_error_that_clients_raise() -> None:

@@ -196,7 +196,7 @@ class ResponsesForm:
         self._head: dict[str, Any] = {}
         self._items: list[dict[str, Any]] = []  # the last one is open until the text ends
         self._call_index: int | None = None  # of the open item in the chat's calls
-        self._logprobs: list[dict[str, Any]] = []  # of the open item
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not complete
         self._finish = ""
         self._usage: dict[str, Any] | None = None
         self._n_events = 0
@@ -267,31 +267,33 @@ class ResponsesForm:
                 "total_tokens": usage["total_tokens"],
             }
         for choice in chunk["choices"]:
-            delta, logprobs = choice["delta"], (choice["logprobs"] or {}).get("content", [])
-            if delta.get("content") or logprobs:
-                yield from self._add_text(delta["content"], logprobs)
+            delta = choice["delta"]
+            self._logprobs += (choice["logprobs"] or {}).get("content", [])
+            if text := delta.get("content"):
+                yield from self._add_text(text)
             for index, call in enumerate(delta.get("tool_calls") or ()):
                 yield from self._add_call(call.get("index", index), call)
             if choice["finish_reason"]:
                 self._finish = choice["finish_reason"]
                 if not self._items:
-                    yield from self._add_text("", [])
+                    yield from self._add_text("")
                 yield from self._close(self._status)
 
-    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[_Event]:
+    def _add_text(self, text: str) -> Iterator[_Event]:
         if not self._items or self._items[-1]["type"] != "message":
             yield from self._open("msg", {"type": "message", "role": "assistant", "content": []})
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield {"type": "response.content_part.added", **self._place, "part": part}
             self._items[-1]["content"].append(part)
-        self._items[-1]["content"][0]["text"] += text
-        self._logprobs += logprobs
-        if text or logprobs:
+        (part,), logprobs, self._logprobs = self._items[-1]["content"], self._logprobs, []
+        part["text"] += text
+        part["logprobs"] += logprobs
+        if text:
             delta = {"delta": text, "logprobs": logprobs}
             yield {"type": "response.output_text.delta", **self._place, **delta}
 
     def _add_call(self, index: int, call: Mapping[str, Any]) -> Iterator[_Event]:
-        function = call["function"]
+        function, self._logprobs = call["function"], []
         if index != self._call_index:
             name = {"call_id": call["id"], "name": function["name"], "arguments": ""}
             yield from self._open("fc", {"type": "function_call", **name})
@@ -322,7 +324,7 @@ class ResponsesForm:
         item, place = self._items[-1], self._place
         if item["type"] == "message":
             (part,) = item["content"]
-            part["logprobs"], self._logprobs = self._logprobs, []
+            part["logprobs"] += self._logprobs
             text = {"text": part["text"], "logprobs": part["logprobs"]}
             yield {"type": "response.output_text.done", **place, **text}
             yield {"type": "response.content_part.done", **place, "part": part}
