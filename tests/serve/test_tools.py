@@ -216,15 +216,27 @@ def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> Non
     with pytest.raises(HttpError, match='use "required" or a function') as error:
         constrain(loaded, request_of())
     assert error.value.param == "tool_choice"
-    request = request_of(tool_choice="required", max_tokens=200, n=4, seed=1)
+    kind = {"$defs": {"k": {"enum": ["a", "b"]}}, "properties": {"k": {"$ref": "#/$defs/k"}}}
+    named = {
+        "name": "kind",
+        "parameters": kind | {"required": ["k"], "additionalProperties": False},
+    }
+    tools = [NOW, {"type": "function", "function": named}]
+    request = request_of(tools=tools, tool_choice="required", max_tokens=200, n=8, seed=1)
     prepared = prepare(loaded, request, 200)
     answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
-    for token in loaded.complete(make_source(prepared.requests), batch_size=4):
+    for token in loaded.complete(make_source(prepared.requests), batch_size=8):
         answer.add([(token.sequence, token)])
+    seen = set()
     for choice in answer.whole()["choices"]:
         [call] = choice["message"]["tool_calls"]
-        assert call["function"]["name"] in ("weather", "now")
-        json.loads(call["function"]["arguments"])
+        arguments = json.loads(call["function"]["arguments"])
+        seen.add(call["function"]["name"])
+        if call["function"]["name"] == "now":
+            assert arguments == {}
+        else:
+            assert arguments["k"] in ("a", "b")
+    assert seen == {"now", "kind"}
 
 
 def with_template(model: LoadedModel, source: str) -> LoadedModel:

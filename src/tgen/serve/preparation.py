@@ -77,8 +77,8 @@ def prepare(
 
 
 def constrain(model: LoadedModel, request: TextRequest) -> tuple[dict[str, Any], CallForm | None]:
-    """Return the sampling fields of a request, with the grammar of calls if it may call tools, and
-    the form of these calls. Raises HttpError."""
+    """Return the sampling fields of a request, and the form of its calls if it may call tools, by
+    which the texts are constrained. Raises HttpError."""
     if isinstance(request, CompletionRequest) or not request.calls_tools:
         return request.sampling, None
     try:
@@ -94,7 +94,7 @@ def constrain(model: LoadedModel, request: TextRequest) -> tuple[dict[str, Any],
         parallel=request.parallel_tool_calls,
         text_schema=sampling.pop("json_schema", None),
     )
-    return sampling | {"grammar": form.grammar()}, form
+    return sampling | form.constraint, form
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:

@@ -236,8 +236,9 @@ class ChatRequest(_TextRequest):
 
     @property
     def names(self) -> dict[str, str]:
-        """As in SamplingFields; calls are constrained by a grammar."""
-        return super().names | ({"grammar": "tools"} if self.calls_tools else {})
+        """As in SamplingFields; calls are constrained by a grammar or a schema."""
+        calls = {"grammar": "tools", "json_schema": "tools"} if self.calls_tools else {}
+        return super().names | calls
 
     @property
     def is_continued(self) -> bool:

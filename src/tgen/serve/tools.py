@@ -58,13 +58,16 @@ class Tool(JsonObject):
         """The tool for the chat template, in the usual order."""
         function = self.function
         described = {"description": function.description} if function.description else {}
-        shown = {"name": function.name, **described, "parameters": self.arguments_schema}
+        parameters = {"type": "object", **(function.parameters or {"properties": {}})}
+        shown = {"name": function.name, **described, "parameters": parameters}
         return {"type": "function", "function": shown}
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """The schema of the arguments; a function without parameters has none."""
-        return {"type": "object", **(self.function.parameters or {"properties": {}})}
+        """The schema of the arguments; without properties, there are none."""
+        schema: dict[str, Any] = self.plain["function"]["parameters"]
+        closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
+        return closed | schema
 
 
 class _CalledFunction(JsonObject):
@@ -129,15 +132,31 @@ class CallForm(NamedTuple):
         forced, has_schema = self.choice.mode == "required", self.text_schema is not None
         return forced or has_schema or self.syntax.only_at_start
 
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """The option of SamplingConfig that constrains the texts."""
+        if self.syntax == PLAIN:
+            return {"json_schema": self._schema()}
+        return {"grammar": self.grammar()}
+
+    def _schema(self) -> dict[str, Any]:
+        """Return the JSON schema of one call in JSON."""
+        calls, definitions = [], {}
+        for i, tool in enumerate(self.tools):
+            root = f"#/$defs/tool{i}"
+            definitions[f"tool{i}"] = _move_references(tool.arguments_schema, root)
+            properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
+            required = [*properties]
+            call = {"type": "object", "properties": properties, "required": required}
+            calls.append(call | {"additionalProperties": False})
+        return {"anyOf": calls, "$defs": definitions}
+
     def grammar(self) -> str:
         """Return the Lark grammar of the texts, whose first lines are those of the tools."""
         names, lines = [f"call{i}" for i in range(len(self.tools))], []
         for name, tool in zip(names, self.tools, strict=True):
             before = self._literal(tool.function.name + self.syntax.middle)
-            schema = tool.arguments_schema
-            if schema.get("properties") == {}:
-                schema.setdefault("additionalProperties", False)
-            lines.append(f"{name}: {before} {_json(schema)}")
+            lines.append(f"{name}: {before} {_json(tool.arguments_schema)}")
         more = ""
         if self.parallel and self.syntax.separator and not self.choice.name:
             more = f"({self._literal(self.syntax.separator)} call){{0,{_MAX_CALLS - 1}}}"
@@ -318,6 +337,19 @@ class CallReader:
             self._waiting, self._opener = self._waiting.removeprefix(separator), ""
             self._read = self._read_name
         return ""
+
+
+def _move_references(value: Any, root: str) -> Any:
+    """Return a schema that is at `root` of another one."""
+    if isinstance(value, list):
+        return [_move_references(one, root) for one in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {name: _move_references(one, root) for name, one in value.items()}
+    target = value.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = root + target[1:]
+    return moved
 
 
 def _json(schema: Mapping[str, Any]) -> str:
