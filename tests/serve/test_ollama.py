@@ -12,7 +12,9 @@ from tgen.api import Model
 from tgen.config import EngineOptions
 from tgen.loaded_model import open_model
 from tgen.serve.engine_thread import Job
-from tgen.serve.ollama import read_chat, read_generate
+from tgen.serve.http_error import HttpError
+from tgen.serve.llama_cpp import apply_template
+from tgen.serve.ollama import read_chat, read_generate, show
 from tgen.serve.preparation import prepare
 from tgen.serve.text_request import ChatRequest
 
@@ -87,6 +89,9 @@ def test_model_without_a_template_continues_the_prompt(chat_model: Path, tmp_pat
     model = open_model(tmp_path / "model", EngineOptions(device="cpu", threads=1))
     request, _ = read_generate(b'{"model": "m", "prompt": "What is"}', "m")
     assert prepare(model, request, 9).requests[0].prompt == model.encode("What is")
+    with pytest.raises(HttpError, match="the model 'm' has no usable chat template"):
+        apply_template(model, "m", {"messages": USER})
+    assert show(model, "m", {})["capabilities"] == ["completion"]
 
 
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"const": 1}}}])
@@ -104,7 +109,7 @@ def test_models_and_version(served: ServerProcess) -> None:
     shown = served.post("/api/show", {"model": model["name"]}).json()
     info = shown["model_info"]
     assert info[f"{info['general.architecture']}.context_length"] == 2048
-    assert "completion" in shown["capabilities"]
+    assert shown["capabilities"] == ["completion"]
     missing = served.post("/api/show", {"name": "other"})
     assert missing.status_code == 404
     assert "'other' does not exist" in missing.json()["error"]
@@ -174,3 +179,22 @@ def test_calls_of_a_stream_come_together_at_its_end() -> None:
     calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
     assert last["message"] == {"role": "assistant", "content": "", "tool_calls": calls}
     assert last["done_reason"] == "stop"
+
+
+def test_calls_and_results_of_a_conversation_belong_together() -> None:
+    calls = [{"function": {"name": name, "arguments": {"x": 1}}} for name in "fg"]
+    messages = [
+        *USER,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "one", "tool_name": "f"},
+        {"role": "tool", "content": "two", "tool_name": "g"},
+    ]
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    body = {"model": "m", "messages": messages, "tools": tools}
+    request, _ = read_chat(json.dumps(body).encode(), "m")
+    assert isinstance(request, ChatRequest)
+    _, assistant, *results = request.conversation
+    assert [call["function"] for call in assistant["tool_calls"]] == [
+        call["function"] for call in calls
+    ]
+    assert [(one["name"], one["content"]) for one in results] == [("f", "one"), ("g", "two")]

@@ -209,6 +209,36 @@ def test_calls_are_items_of_their_own() -> None:
     assert [item | {"id": ""} for item in output] == [item | {"id": ""} for item in done]
 
 
+def test_calls_and_their_outputs_are_messages_of_the_chat() -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    body = {
+        "input": [
+            {"role": "user", "content": "Rome?"},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": '{"x": 1}'},
+            {"type": "function_call", "call_id": "b", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "sunny"},
+            {"type": "function_call_output", "call_id": "b", "output": "rainy"},
+        ],
+        "tools": [{"type": "function", "strict": True, **function}],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "parallel_tool_calls": False,
+    }
+    request, _ = read(json.dumps(body).encode(), "m")
+    calls = [{"id": "a", "arguments": {"x": 1}}, {"id": "b", "arguments": {}}]
+    user, assistant, *results = request.conversation
+    assert user == {"role": "user", "content": "Rome?"}
+    assert [
+        {"id": call["id"], "arguments": call["function"]["arguments"]}
+        for call in assistant["tool_calls"]
+    ] == calls
+    assert [(one["tool_call_id"], one["content"]) for one in results] == [
+        ("a", "sunny"),
+        ("b", "rainy"),
+    ]
+    assert [tool.plain["function"] for tool in request.tools] == [function]
+    assert (request.tool_choice.name, request.parallel_tool_calls) == ("weather", False)
+
+
 def test_tokens_of_an_unfinished_character_come_with_its_text() -> None:
     _, form = read(b'{"input": "x", "stream": true}', "m")
     tokens: Any = [{"token": name, "logprob": -1.0} for name in "abcd"]

@@ -99,6 +99,41 @@ def test_forced_calls_are_valid_whole_and_as_a_stream(
         ]
 
 
+def test_forced_calls_are_items_of_a_response(
+    client: "openai.OpenAI", tooled: ServerProcess
+) -> None:
+    tool: Any = {"type": "function", "name": "weather", "parameters": WEATHER_SCHEMA}
+    options: dict[str, Any] = {"model": tooled.model, "input": USER[0]["content"], "tools": [tool]}
+    options |= {"tool_choice": {"type": "function", "name": "weather"}, "extra_body": {"seed": 5}}
+    chat = client.chat.completions.create(
+        model=tooled.model, messages=USER, tools=[WEATHER], tool_choice=NAMED, seed=5
+    )
+    [expected] = chat.choices[0].message.tool_calls
+    whole = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        streamed = stream.get_final_response()
+    for response in (whole, streamed):
+        [item] = response.output
+        assert (item.type, item.status) == ("function_call", "completed")
+        assert (item.name, item.arguments) == ("weather", expected.function.arguments)
+    output = {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "Sun."}
+    conversation: Any = [*USER, whole.output[0].to_dict(), output]
+    options |= {"tool_choice": "none", "max_output_tokens": 5}
+    short = client.responses.create(**options).usage.input_tokens
+    second = client.responses.create(**options | {"input": conversation})
+    assert second.output_text
+    assert second.usage.input_tokens > short
+
+
+def test_template_and_capabilities_show_tools(tooled: ServerProcess) -> None:
+    body = {"messages": USER, "tools": [WEATHER]}
+    prompt = tooled.post("/apply-template", body).json()["prompt"]
+    assert '"name": "weather"' in prompt
+    assert prompt.endswith(f"{USER[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
+    shown = tooled.post("/api/show", {"model": tooled.model}).json()
+    assert shown["capabilities"] == ["completion", "tools"]
+
+
 def test_one_call_without_parallel_calls(client: "openai.OpenAI", tooled: ServerProcess) -> None:
     answer = client.chat.completions.create(
         model=tooled.model,

@@ -117,6 +117,36 @@ class ChatFormat:
         tokenizer cannot express, ModelError for a template that fails or uses too much time or
         memory.
         """
+        texts, originals = self._write(messages, tools, prompt=prompt, continued=continued)
+        ids = self.to_ids(texts, originals)
+        if not ids:
+            raise UsageError("the chat template renders these messages as ''", "add a message")
+        if len(ids) > self._context_length:  # do not drop the first messages silently
+            raise ContextError(
+                f"the conversation has {len(ids):,} tokens (limit {self._context_length:,})",
+                "shorten the messages or start a new conversation",
+            )
+        return ids
+
+    def write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools = None,
+        *,
+        prompt: bool = True,
+        continued: bool = False,
+    ) -> str:
+        """Return the text of which `encode` returns the ids, with control tokens by their names.
+
+        Raises what `encode` raises.
+        """
+        texts, _ = self._write(messages, tools, prompt=prompt, continued=continued)
+        return texts[0]
+
+    def _write(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool, continued: bool
+    ) -> tuple[list[str], dict[int, str]]:
+        """Return the text in its versions, and the characters that stand-ins stand for."""
         versions = self.prepare(messages, tools)
         conversations, prompts = versions.conversations, [prompt] * len(versions.conversations)
         if continued:
@@ -130,15 +160,7 @@ class ChatFormat:
             texts = [text.rpartition(_CUT)[0] for text in texts]
         for text in texts:
             self._check_length(text)
-        ids = self.to_ids(texts, versions.originals)
-        if not ids:
-            raise UsageError("the chat template renders these messages as ''", "add a message")
-        if len(ids) > self._context_length:  # do not drop the first messages silently
-            raise ContextError(
-                f"the conversation has {len(ids):,} tokens (limit {self._context_length:,})",
-                "shorten the messages or start a new conversation",
-            )
-        return ids
+        return texts, versions.originals
 
     def prepare(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> Versions:
         """Check messages, and return them with stand-ins; raises UsageError as `encode` does."""

@@ -8,7 +8,7 @@ from pydantic import PlainValidator
 from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.json_body import JsonObject, Unicode, validate
-from tgen.serve.preparation import check_ids
+from tgen.serve.preparation import check_ids, find_chat_format
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.version import __version__
 
@@ -64,7 +64,12 @@ def apply_template(model: LoadedModel, name: str, values: dict[str, Any]) -> dic
     Raises HttpError, UsageError and ModelError.
     """
     request = to_request(values, ChatRequest, name)
-    (prompt,) = model.chat_format.render([request.conversation])
+    prompt = find_chat_format(model, request).write(
+        request.conversation,
+        request.shown_tools,
+        prompt=request.starts_answer,
+        continued=request.is_continued,
+    )
     return {"prompt": prompt}
 
 

@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
@@ -196,19 +198,14 @@ class OllamaForm:
     def _summary(self, job: Job) -> dict[str, Any]:
         now = time.perf_counter()
         started, first = job.started or now, job.first_token or now
+        durations = {"total": now - job.submitted, "load": 0.0}
+        durations |= {"prompt_eval": first - started, "eval": now - first}
         return {
             "done_reason": "length" if self._finish == "length" else "stop",
-            "total_duration": _nanoseconds(now - job.submitted),
-            "load_duration": 0,
             "prompt_eval_count": self._usage.get("prompt_tokens", 0),
-            "prompt_eval_duration": _nanoseconds(first - started),
             "eval_count": self._usage.get("completion_tokens", 0),
-            "eval_duration": _nanoseconds(now - first),
+            **{f"{name}_duration": int(value * 1e9) for name, value in durations.items()},
         }
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
 
 
 def list_models(sizes: Mapping[str, int], created: float) -> dict[str, Any]:
@@ -230,6 +227,9 @@ def show(model: LoadedModel, name: str, values: Mapping[str, Any]) -> dict[str, 
     """Return the body of /api/show; no value of the request changes it."""
     del values
     config, family = model.bundle.config, model.bundle.config.family
+    capabilities = ["completion"]
+    with suppress(ModelError):  # no chat template
+        capabilities += ["tools"] if model.chat_format.call_syntax else []
     return {
         "details": _details(family, model.engine.dtype),
         "model_info": {
@@ -239,7 +239,7 @@ def show(model: LoadedModel, name: str, values: Mapping[str, Any]) -> dict[str, 
             f"{family}.embedding_length": config.d_model,
             f"{family}.block_count": config.n_layers,
         },
-        "capabilities": ["completion"],
+        "capabilities": capabilities,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
 from tgen.generation.random_numbers import row_seed, sample_seed
@@ -81,10 +82,7 @@ def constrain(model: LoadedModel, request: TextRequest) -> tuple[dict[str, Any],
     which the texts are constrained. Raises HttpError."""
     if isinstance(request, CompletionRequest) or not request.calls_tools:
         return request.sampling, None
-    try:
-        syntax = model.chat_format.call_syntax
-    except ModelError:
-        raise _no_template(request) from None
+    syntax = find_chat_format(model, request).call_syntax
     sampling, tokenizer = request.sampling, model.tokenizer
     form = plan_calls(
         request.tools,
@@ -101,18 +99,17 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
     """Return the ids of each prompt, and the tokens that end a text besides the model's own."""
     if isinstance(request, ChatRequest):
         try:
-            chat = model.chat_format
-        except ModelError:
-            if not request.needs_template and len(request.messages) == 1:
-                text = request.conversation[0]["content"]
-                _check_characters(model, text)
-                return [model.encode(text)], frozenset()
-            raise _no_template(request) from None
-        tools = [tool.plain for tool in request.tools] if request.calls_tools else None
+            chat = find_chat_format(model, request)
+        except HttpError:
+            if request.needs_template or len(request.messages) > 1:
+                raise
+            text = request.conversation[0]["content"]
+            _check_characters(model, text)
+            return [model.encode(text)], frozenset()
         try:
             ids = chat.encode(
                 request.conversation,
-                tools,
+                request.shown_tools,
                 prompt=request.starts_answer,
                 continued=request.is_continued,
             )
@@ -130,12 +127,16 @@ def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], 
     return prompts, frozenset()
 
 
-def _no_template(request: TextRequest) -> HttpError:
-    message = (
-        f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
-        "a model with a chat template"
-    )
-    return bad_request(message, "messages", "no_template")
+def find_chat_format(model: LoadedModel, request: ChatRequest) -> ChatFormat:
+    """Return the chat template of a model; raises HttpError if it has none that is usable."""
+    try:
+        return model.chat_format
+    except ModelError:
+        message = (
+            f"the model {request.model!r} has no usable chat template; use /v1/completions, or "
+            "a model with a chat template"
+        )
+        raise bad_request(message, "messages", "no_template") from None
 
 
 def _check_characters(model: LoadedModel, prompt: str) -> None:

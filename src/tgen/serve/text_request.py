@@ -230,6 +230,11 @@ class ChatRequest(_TextRequest):
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools for the chat template."""
+        return [tool.plain for tool in self.tools] if self.calls_tools else None
+
+    @property
     def constraint(self) -> str | None:
         """As in SamplingFields."""
         return "tools" if self.calls_tools else super().constraint
