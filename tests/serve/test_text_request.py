@@ -36,6 +36,7 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"guided_choice": [1]}, "guided_choice: invalid value [1], expected a lis"),
     (CompletionRequest, {"json_schema": 5}, "json_schema: invalid value 5, expected a JSON schema"),
     (CompletionRequest, {"structured_outputs": {"x": 1}}, "structured_outputs.x is not supported"),
+    (CompletionRequest, {"regex": "a" * 66000}, 'regex: invalid value "aaa'),
     (CompletionRequest, {"n_predict": 1, "max_tokens": 2}, "n_predict cannot be combined with max"),
     (
         CompletionRequest,
@@ -125,14 +126,14 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
 
 
 SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"top_p": 0, "top_k": -1, "top_n_sigma": -1}, {"top_p": 5e-324, "top_k": 0}),
+    ({"top_p": 0, "top_k": -1, "top_n_sigma": -1}, {"top_p": 5e-324, "top_k": 0, "top_n_sigma": 0}),
     (
         {"repeat_penalty": 1.5, "repeat_last_n": 64, "dry_sequence_breakers": ["x"]},
         {"repetition_penalty": 1.5, "penalty_window": 64, "dry_breakers": ["x"]},
     ),
     (
         {"bad_words": ["x"], "repeat_last_n": -1, "mirostat": 0, "id_slot": 1},
-        {"ban": ["x"]},
+        {"ban": ["x"], "penalty_window": 0},
     ),
     ({"logit_bias": {"5": -100}, "seed": -1}, {"logit_bias": {"5": -100}}),
     ({"guided_json": {}, "grammar": "", "response_format": {"type": "text"}}, {"json_schema": {}}),

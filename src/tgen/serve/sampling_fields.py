@@ -9,15 +9,31 @@ from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode
 
-ALIASES = {  # names of llama.cpp and vLLM -> tgen's
+_ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "n_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "penalty_window",
     "dry_sequence_breakers": "dry_breakers",
     "bad_words": "ban",
 }
 _MAX_STRINGS, _MAX_STRING_BYTES = 64, 256  # of an option; they are searched for at every token
 _MAX_SCHEMA_BYTES = 1 << 16  # compiled grammars and their schemas are cached
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
+
+
+def rename_aliases(given: dict[str, Any]) -> None:
+    """Give fields with names of other servers tgen's names, in place.
+
+    Raises HttpError for a field that is given by both names.
+    """
+    for alias in _ALIASES.keys() & given.keys():
+        name = _ALIASES[alias]
+        if name in given:
+            raise bad_request(f"{alias} cannot be combined with {name}", alias)
+        given[name] = given.pop(alias)
+        if alias == "repeat_last_n" and given[name] == 0:  # none there, all tokens here
+            message = "repeat_last_n: invalid value 0, expected -1 or at least 1"
+            raise bad_request(message, alias)
 
 
 def _check_strings(value: Any) -> list[str]:
@@ -40,7 +56,8 @@ def _check_biases(value: Any) -> dict[str, Any]:
 
 def _check_size(value: Any) -> Any:
     if len(json.dumps(value)) > _MAX_SCHEMA_BYTES:
-        raise ValueError(f"a value of up to {_MAX_SCHEMA_BYTES:,} bytes")
+        kind = "schema" if isinstance(value, dict) else "value"
+        raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
     return value
 
 
@@ -127,7 +144,6 @@ class SamplingFields(JsonObject):
     frequency_penalty: _Penalty = 0
     presence_penalty: _Penalty = 0
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] = 1
-    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1  # llama.cpp's penalty_window
     penalty_window: Any = 0
     no_repeat_ngram: Any = 0
     dry_multiplier: Any = 0
@@ -159,9 +175,6 @@ class SamplingFields(JsonObject):
         if len(self._constraints) > 1:
             first, second = (field for field, _, _ in self._constraints[:2])
             raise bad_request(f"{second}: there is a constraint already (got {first})", second)
-        if self.repeat_last_n == 0:
-            message = "repeat_last_n: invalid value 0, expected -1 or at least 1"
-            raise bad_request(message, "repeat_last_n")
         return self
 
     @property
@@ -191,12 +204,9 @@ class SamplingFields(JsonObject):
         sampling = {name: getattr(self, name) for name in self.model_fields_set & names}
         if "top_p" in sampling:
             sampling["top_p"] = max(self.top_p, _TINY)
-        if "top_k" in sampling:
-            sampling["top_k"] = max(self.top_k, 0)  # vLLM's -1 disables it, too
-        if self.top_n_sigma == -1:  # so does llama.cpp's
-            del sampling["top_n_sigma"]
-        if self.repeat_last_n > 0:
-            sampling["penalty_window"] = self.repeat_last_n
+        for name in ("top_k", "top_n_sigma", "penalty_window"):
+            if sampling.get(name) == -1:  # in vLLM and llama.cpp what 0 is here
+                sampling[name] = 0
         return sampling | {option: value for _, option, value in self._constraints}
 
     @property

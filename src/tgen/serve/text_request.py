@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
-from tgen.serve.sampling_fields import ALIASES, SamplingFields
+from tgen.serve.sampling_fields import SamplingFields, rename_aliases
 from tgen.serve.tools import Call, Choice, ChoiceField, ToolsField
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
@@ -294,11 +294,7 @@ def parse(body: bytes, kind: type[_Kind], model: str) -> _Kind:
 
 def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
     """Return the request with the given fields, which it may rename; raises HttpError."""
-    for alias in ALIASES.keys() & given.keys():
-        name = ALIASES[alias]
-        if name in given:
-            raise bad_request(f"{alias} cannot be combined with {name}", alias)
-        given[name] = given.pop(alias)
+    rename_aliases(given)
     has_tools = "tools" in kind.model_fields
     for name, value in [*given.items()]:
         if value in _NEUTRAL.get(name, ()) and not (name == "tool_choice" and has_tools):
