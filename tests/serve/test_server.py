@@ -19,8 +19,8 @@ KEY = "a key with ümläut"
 
 @pytest.fixture(scope="module")
 def strict(chat_model: Path) -> Iterator[ServerProcess]:
-    """Return a server with a key, one row, a queue of one text and a small body limit."""
-    limits = ["--batch-size", 1, "--queue", 1, "--max-body", "2MB"]
+    """Return a strict server with a key, one row, a queue of one text and a small body limit."""
+    limits = ["--batch-size", 1, "--queue", 1, "--max-body", "2MB", "--strict"]
     with serving(chat_model, *limits, key=KEY) as server:
         yield server
 
@@ -38,6 +38,14 @@ def test_without_the_key_there_is_nothing(strict: ServerProcess, path: str) -> N
                 assert answer.headers["www-authenticate"] == "Bearer"
         assert stranger.get(strict.url + "/health").status_code == 200
     assert strict.http.get(path).status_code != 401
+
+
+def test_strict_server_refuses_more_tokens_than_fit(strict: ServerProcess) -> None:
+    for n, param in ((2048, "prompt"), (2049, "max_tokens")):
+        answer = strict.post("/v1/completions", {"prompt": "What is", "max_tokens": n})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
 
 
 def test_key_comes_from_the_environment_and_a_taken_port_is_named(

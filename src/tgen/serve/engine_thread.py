@@ -218,7 +218,9 @@ class EngineThread:
                 self._score_prompt(job, request)
             with self._changed:
                 if self._running.pop(_BEGINNING, None) is None:  # it has ended
-                    continue
+                    if wait:
+                        continue
+                    return None  # the running texts are next
                 self._running[self._n_requests] = job, text
                 self._n_requests += 1
             return request

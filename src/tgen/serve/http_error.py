@@ -64,7 +64,7 @@ def model_not_found(name: str, served: Sequence[str]) -> HttpError:
 def unavailable(message: str, code: str) -> HttpError:
     """Return the error of a server that is stopping or has failed; clients try again elsewhere."""
     headers = {"Retry-After": str(_RETRY_SECONDS), "Connection": "close"}
-    return HttpError(503, message, kind="unavailable_error", code=code, headers=headers)
+    return HttpError(503, message, kind="server_error", code=code, headers=headers)
 
 
 def busy(message: str, code: str) -> HttpError:
