@@ -200,6 +200,9 @@ def test_echo_has_the_log_probabilities_of_score(
     ]
     assert values[: len(ids)] == form.token_logprobs
     assert len(values) == len(ids) + 3
+    many: Any = create(prompt=ids, logprobs=0, max_tokens=0, n=1000 // len(ids) + 1)
+    for one in many.choices:
+        assert one.logprobs.token_logprobs == form.token_logprobs
     whole = client.completions.create(model=served.model, prompt="Hi", max_tokens=0, echo=True)
     assert whole.choices[0].text == "Hi"
 

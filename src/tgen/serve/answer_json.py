@@ -77,6 +77,11 @@ class Answer:
         """Number of generated tokens of all texts, end tokens included."""
         return sum(text.n_tokens for text in self._texts)
 
+    @property
+    def n_described(self) -> int:
+        """Number of new tokens whose log-probabilities are in the answer."""
+        return sum(text.n_described for text in self._texts)
+
     def whole(self) -> dict[str, Any]:
         """Return the answer to a request that is not a stream."""
         choices = []
@@ -163,6 +168,11 @@ class _Text:
         self.n_tokens, self.logprob = 0, 0.0
         self.finish: str | None = None
         self._finish_taken = False
+
+    @property
+    def n_described(self) -> int:
+        """Number of new tokens with log-probabilities."""
+        return len(self._tokens)
 
     @property
     def has_new_content(self) -> bool:

@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,8 @@ from tgen.serve.metrics import Metrics
 _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+_MANY = 1000  # tokens
+_Written = TypeVar("_Written")
 _log = logging.getLogger("tgen.serve")
 
 
@@ -111,8 +113,10 @@ class TextResponse(Response):
                     self._answer.add(await self._job.events())
         except TimeoutError:
             raise self._timed_out() from None
-        whole = self._form.whole(self._answer.whole(), self._job)
-        await JSONResponse(whole)(scope, receive, send)
+        response = await self._write(
+            lambda: JSONResponse(self._form.whole(self._answer.whole(), self._job))
+        )
+        await response(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         """Start the response with the first token: until then, errors have a status."""
@@ -124,11 +128,12 @@ class TextResponse(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
                 await _send_part(send, form.chunks(answer.first_chunks()))
-                await _send_part(send, form.chunks(answer.new_chunks()))
+                await _send_part(send, await self._write(lambda: form.chunks(answer.new_chunks())))
                 while not answer.is_complete:
                     await asyncio.sleep(_PACE)
                     answer.add(await self._job.events())
-                    await _send_part(send, form.chunks(answer.new_chunks()))
+                    part = await self._write(lambda: form.chunks(answer.new_chunks()))
+                    await _send_part(send, part)
         except (HttpError, TimeoutError) as error:
             failure = error if isinstance(error, HttpError) else self._timed_out()
             if not started:
@@ -142,6 +147,12 @@ class TextResponse(Response):
         else:
             end = form.chunks(answer.last_chunks()) + form.end(self._job)
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _write(self, work: Callable[[], _Written]) -> _Written:
+        """Return what `work` writes; many log-probabilities take seconds, which others need not
+        wait for."""
+        many = self._answer.n_described > _MANY
+        return await asyncio.to_thread(work) if many else work()
 
     def _timed_out(self) -> HttpError:
         return timed_out(f"the texts did not end within {self._timeout:g} seconds")
