@@ -12,7 +12,7 @@ from tgen.loaded_model import LoadedModel
 from tgen.serve import server
 from tgen.serve.access_log import AccessLog
 from tgen.serve.app import ServiceLimits
-from tgen.serve.engine_thread import EngineThread, Job
+from tgen.serve.engine_thread import EngineThread, Job, PromptScores
 from tgen.serve.http_error import HttpError
 from tgen.serve.models import ModelSettings, describe_source
 
@@ -34,8 +34,8 @@ def run(model: Any, test: _Test, **sizes: int) -> None:
     asyncio.run(main())
 
 
-def submit(engine: EngineThread, *requests: Request) -> Job:
-    job = Job(requests, stream=True)
+def submit(engine: EngineThread, *requests: Request, n_top: int | None = None) -> Job:
+    job = Job(requests, stream=True, n_top=n_top)
     engine.reserve(len(requests))
     engine.submit(job)
     return job
@@ -47,6 +47,14 @@ async def finish(job: Job) -> list[int]:
     while not events[-1][1].last:
         events += await job.events()
     return [token.id for _, token in events]
+
+
+async def read_all(job: Job, n: int) -> list[Any]:
+    """Return the first n events of a job."""
+    events = await job.events()
+    while len(events) < n:
+        events += await job.events()
+    return [event for _, event in events]
 
 
 async def read_on(job: Job) -> None:
@@ -108,6 +116,35 @@ def test_draining_keeps_what_has_started(
         assert engine.n_running + engine.n_waiting == 0
 
     run(loaded, test)
+
+
+def test_prompts_are_scored_while_texts_run(
+    loaded: LoadedModel, short: Request, endless: Request, caplog: pytest.LogCaptureFixture
+) -> None:
+    none = loaded.request([5, 6, 7], loaded.sampling({"max_new_tokens": 0}))
+
+    async def test(engine: EngineThread) -> None:
+        expected = await finish(submit(engine, short))
+        running = submit(engine, endless)
+        await running.events()
+        engine.cancel(submit(engine, none, none, n_top=1))
+        first, second = await read_all(submit(engine, none, none, n_top=1), 2)
+        assert first == second == PromptScores(loaded.score_prompt([5, 6, 7], 1), last=True)
+        assert first.tokens is second.tokens  # computed once
+        scores, *tokens = await read_all(submit(engine, short, n_top=0), 4)
+        assert scores == PromptScores(loaded.score_prompt([5, 6], 0), last=False)
+        assert [token.id for token in tokens] == expected
+        assert await read_all(submit(engine, none), 1) == [PromptScores([], last=True)]
+        bad = none._replace(prompt=[5, 10**6])
+        with pytest.raises(HttpError) as error:
+            await submit(engine, bad, n_top=1).events()
+        assert error.value.status == 500
+        assert await finish(submit(engine, short)) == expected
+        assert engine.n_running == 1
+        await running.events()
+
+    run(loaded, test, batch_size=2)
+    assert "a text failed" in caplog.text
 
 
 class Broken:
