@@ -203,6 +203,10 @@ def test_echo_has_the_log_probabilities_of_score(
     many: Any = create(prompt=ids, logprobs=0, max_tokens=0, n=1000 // len(ids) + 1)
     for one in many.choices:
         assert one.logprobs.token_logprobs == form.token_logprobs
+    [end] = loaded.vocabulary.ends  # clients drop the last token, whatever it is
+    ended: Any = create(prompt=ids, logprobs=1, max_tokens=1, logit_bias={f"{end}": 100})
+    assert ended.choices[0].finish_reason == "stop"
+    assert ended.choices[0].logprobs.token_logprobs[:-1] == form.token_logprobs
     whole = client.completions.create(model=served.model, prompt="Hi", max_tokens=0, echo=True)
     assert whole.choices[0].text == "Hi"
 

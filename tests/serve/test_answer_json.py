@@ -1,0 +1,39 @@
+"""The JSON of answers: names and offsets of tokens."""
+
+from typing import Any
+
+from tgen.config import SamplingConfig
+from tgen.generation.logprobs import TokenLogprobs
+from tgen.generation.sequence import Request
+from tgen.serve.answer_json import Answer
+from tgen.serve.engine_thread import PromptScores
+from tgen.serve.preparation import PreparedTexts
+from tgen.serve.text_request import CompletionRequest, parse
+
+TOKENS = [b"", b" Hi", b" you", b"\xc3", b"\xa4", b"\xa5"]
+
+
+def logprobs(scored: list[TokenLogprobs], echo: str) -> Any:
+    """Return the log-probabilities in the answer to a request that echoes a prompt."""
+    body = b'{"prompt": "x", "echo": true, "logprobs": 2, "max_tokens": 0}'
+    request = parse(body, CompletionRequest, "m")
+    ids = [token.id for token in scored]
+    prepared = PreparedTexts([Request(ids, SamplingConfig())], len(ids), [echo], seed=0)
+    answer = Answer(request, prepared, "m", "fp", TOKENS.__getitem__)
+    answer.add([(0, PromptScores(scored, last=True))])
+    return answer.whole()["choices"][0]["logprobs"]
+
+
+def test_offsets_ignore_the_space_that_a_tokenizer_puts_before_a_text() -> None:
+    scored = [TokenLogprobs(i, -1.0, []) for i in (0, 1, 2)]
+    assert logprobs(scored, "Hi you")["text_offset"] == [0, 0, 2]
+    assert logprobs(scored, " Hi you")["text_offset"] == [0, 0, 3]
+
+
+def test_parts_of_characters_with_one_name_are_told_apart() -> None:
+    scored = [TokenLogprobs(3, None, []), TokenLogprobs(4, -2.0, [(5, -1.0), (4, -2.0)])]
+    form = logprobs(scored, "ä")
+    assert form["tokens"] == ["\ufffd", "\ufffd"]
+    assert form["token_logprobs"] == [None, -2.0]
+    assert form["top_logprobs"] == [None, {"bytes:\\xa5": -1.0, "\ufffd": -2.0}]
+    assert form["text_offset"] == [0, 0]
