@@ -10,6 +10,7 @@ import pytest
 from tgen.chat import render
 from tgen.config import EngineOptions
 from tgen.errors import TgenError
+from tgen.generation.logits_processors import LogitsProcessors
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
 from tgen.serve.preparation import prepare
@@ -94,3 +95,11 @@ def test_texts_without_a_seed_differ(loaded: LoadedModel) -> None:
     assert len(seeds) == 10
     developer = parse(chat(messages=[{"role": "developer", "content": "Hi"}]), ChatRequest, "m")
     assert developer.conversation == [{"role": "system", "content": "Hi"}]
+
+
+def test_strings_are_looked_up_before_the_engine_needs_them(loaded: LoadedModel) -> None:
+    body = b'{"prompt": "Hi", "ban": ["look"], "bias": {"up": 1}, "require": ["these"]}'
+    [request] = prepare(loaded, parse(body, CompletionRequest, "m"), 9).requests
+    misses = loaded.vocabulary.completions.cache_info().misses
+    LogitsProcessors(request.sampling, loaded.vocabulary)
+    assert loaded.vocabulary.completions.cache_info().misses == misses

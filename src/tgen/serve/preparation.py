@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
+from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
@@ -65,6 +66,7 @@ def prepare(
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
             with calls.named_errors() if calls else nullcontext():
                 first = model.request(ids, sampling, ends)
+            LogitsProcessors(sampling, model.vocabulary)  # caches what the engine's thread needs
         except RecursionError:
             raise bad_request("the nesting is too deep", "response_format") from None
         for c in range(request.per_prompt):
