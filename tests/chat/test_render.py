@@ -51,7 +51,7 @@ def test_hostile_template_is_one_error(monkeypatch, name):
 
 def test_memory_and_output_are_limited(monkeypatch):
     request: dict[str, Any] = {"source": "{{ 'ab' * 60 }}", "variables": {}}
-    request |= {"conversations": [user("x")], "prompts": [True], "tools": None, "now": None}
+    request |= {"conversations": [user("x")], "prompts": [True], "tools": [None], "now": None}
     assert handle_request(request) == {"texts": ["ab" * 60]}
     monkeypatch.setattr(render_child, "_MAX_CHARACTERS", 100)
     assert handle_request(request) == {"failed": "its output is too large", "at": 0}
