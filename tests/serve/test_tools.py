@@ -16,6 +16,7 @@ from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.config import SamplingConfig
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel
+from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.http_error import HttpError
 from tgen.serve.preparation import constrain, prepare
@@ -335,6 +336,30 @@ def test_text_is_read_as_content_and_calls(
             first = reader.calls[0]["function"]
             parsed = {"city": "Rome", "unit": "C"} if first["name"] == "weather" else {}
             assert json.loads(first["arguments"]) == parsed
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_complete_calls_at_the_limit_are_calls(loaded: LoadedModel, complete: bool) -> None:
+    request = request_of(tools=[NOW], tool_choice="required", max_tokens=1)
+    prepared = prepare(with_template(loaded, HERMES_TOOLS), request, 1)
+    text = '<tool_call>\n{"name": "now", "arguments": {' + "}}\n</tool_call>" * complete
+    token = Token(
+        sequence=0,
+        id=0,
+        text=text.encode(),
+        logprob=0,
+        rank=0,
+        entropy=0,
+        top_logprobs=[],
+        removed=[],
+        finish="length",
+        complete=complete,
+    )
+    answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
+    answer.add([(0, token)])
+    [choice] = answer.whole()["choices"]
+    assert choice["finish_reason"] == ("tool_calls" if complete else "length")
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
 
 
 def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:

@@ -201,7 +201,7 @@ class _Text:
             self._tokens.append(token)
         if token.finish:
             self.finish = "stop" if token.finish == "stop" else "length"
-            if self.finish == "stop" and self.reader and self.reader.calls:
+            if self.reader and self.reader.calls and token.complete:
                 self.finish = "tool_calls"
 
     def take(self, *, with_logprobs: bool) -> tuple[str, dict[str, Any] | None]:
