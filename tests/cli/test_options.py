@@ -1,6 +1,7 @@
 """Every option with odd values: it works, or the error names it."""
 
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -8,13 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tgen.cli import console
 from tgen.cli.app import COMMANDS as COMMAND_NAMES
 from tgen.cli.app import make_app, run
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.export import ExportOptions
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.models import ModelsOptions
-from tgen.cli.options import Reader, make_command, nested
+from tgen.cli.options import Reader, make_command, nested, read_prompt
 from tgen.cli.score import ScoreOptions
 from tgen.cli.tokenize import TokenizeOptions
 from tgen.cli.train.command import TrainOptions
@@ -242,6 +244,21 @@ def test_an_option_given_twice_has_its_last_value(trained, capsysbinary):
     expected = capsysbinary.readouterr().out
     assert run([*base, "1", "--seed", "3"]) == 0
     assert capsysbinary.readouterr().out == expected
+
+
+def test_reading_a_prompt_file_shows_progress(tmp_path, monkeypatch):
+    shown: list[object] = []
+
+    @contextmanager
+    def bar(label, **_):
+        shown.append(label)
+        yield shown.append
+
+    monkeypatch.setattr(console, "late_progress", bar)
+    (tmp_path / "prompt").write_bytes("é".encode("utf-16"))
+    assert read_prompt(None, tmp_path / "prompt", quiet=True) == "é".encode()
+    assert shown[0] == "reading the prompt"
+    assert len(shown) > 1
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "train"])

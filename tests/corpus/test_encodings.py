@@ -5,9 +5,10 @@ import pytest
 from tgen import corpus
 from tgen.config.reading import Reading
 from tgen.corpus import encodings
-from tgen.corpus.encodings import Changes, decode, find_encoding
+from tgen.corpus.encodings import Changes, decode
 from tgen.corpus.opening import ReadingReport, open_sources
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import finish
 from tgen.errors import CorpusError, UsageError
 
 GERMAN = """Der Müller hört früh die Vögel über dem Fluß und öffnet das Tor.
@@ -28,6 +29,10 @@ CODECS = {
     JAPANESE: ["shift_jis", "euc-jp", "iso2022_jp"],
 }
 UNICODE = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+
+
+def find_encoding(source, **options):
+    return finish(encodings.find_encoding(source, **options))
 
 
 def read(path, content, **options):

@@ -10,6 +10,7 @@ from support.runs import contents, load_run, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
+from tgen.errors import CorpusError
 from tgen.lora import merging
 from tgen.planning import budget
 from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
@@ -61,6 +62,18 @@ def test_plan_comes_before_the_general_text_and_names_it(tuning):
     text = (tuning.out / "training" / "general.txt").read_bytes()
     tokenizer = merging.load(tuning.out).tokenizer
     assert done.general_tokens == len(tokenizer.encode_corpus(text)[0])
+
+
+def test_reading_the_users_general_text_is_a_phase_with_progress(tuning, tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.runs.tokenizing._REPORT_SECONDS", 0.0)
+    (tmp_path / "general.csv").write_bytes(b"text\n" + b"a line\n" * 9)
+    reports = prepare.prepare(replace(tuning, general=tmp_path / "general.csv"), folder=None)
+    phases = [next(reports) for _ in range(3)]
+    assert phases[1].phase == phases[2].phase == "reading the general text"
+    assert 0 < phases[2].fraction_done < 1
+    (tmp_path / "general.csv").write_bytes(b"")
+    with pytest.raises(CorpusError, match=r"^--general .* is empty"):
+        list(prepare.prepare(replace(tuning, general=tmp_path / "general.csv"), folder=None))
 
 
 def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_path):

@@ -44,7 +44,8 @@ def read_prompt(prompt: str | None, file: Path | None = None, *, quiet: bool = F
     if file is not None:
         from tgen.corpus import read_text
 
-        text, notes = read_text(str(file))
+        with console.late_progress("reading the prompt", quiet=quiet) as update:
+            text, notes = read_text(str(file), update)
         for note in notes:
             console.print_status(f"note: {note}", quiet=quiet)
         return text

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -156,20 +155,21 @@ def _open_sources(
         keep_rows=reading.read_as != "rows",
         stdin_head=stdin_head,
     )
-    update = None
-    with ExitStack() as bar:
-        for source in opened:
-            if isinstance(source, float):
-                if update is None:
-                    reading_bar = console.late_progress("reading", quiet=options.quiet)
-                    update = bar.enter_context(reading_bar)
-                update(source)
-            else:
-                bar.close()  # it would mix with the output
-                update = None
-                yield source
+    while (source := _next_source(opened, quiet=options.quiet)) is not None:
+        yield source
     for note in report.notes():
         console.print_status(f"note: {note}", quiet=options.quiet)
+
+
+def _next_source(opened: "Iterator[Source | float]", *, quiet: bool) -> "Source | None":
+    """Return the next text, None after the last; the progress bar ends before, or it would mix
+    with the output."""
+    with console.late_progress("reading", quiet=quiet) as update:
+        for source in opened:
+            if not isinstance(source, float):
+                return source
+            update(source)
+    return None
 
 
 def _own_files(directory: Path) -> set[str]:

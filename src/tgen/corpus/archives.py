@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tgen.corpus.sources import Source, SourceFile, Spool
-from tgen.corpus.steps import Steps, finish
+from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError
 
 _BLOCK = 1 << 20  # bytes per read
@@ -129,15 +129,18 @@ def decompress(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Steps
         return (yield from spool.store(source.name, blocks, source))
 
 
-def members_of(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Iterator[Member]:
-    """Yield the files in an archive; hidden ones are left out. Raises CorpusError if the archive is
-    damaged."""
+def members_of(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Iterator[Member | float]:
+    """Yield the files in an archive and, while one is unpacked, the fraction of the archive that
+    is read; hidden files are left out. Raises CorpusError if the archive is damaged."""
     read = _zip_members if kind == "zip" else _tar_members
     with _damage_of(source, kind):
-        for member in read(source, spool, bounds):
+        for found in read(source, spool, bounds):
+            if isinstance(found, float):
+                yield found
+                continue
             bounds.count_member()
-            if not _is_hidden(member.name):
-                yield member
+            if not _is_hidden(found.name):
+                yield found
 
 
 def member_label(archive: str, name: str) -> str:
@@ -234,7 +237,7 @@ class _ZipSource(SourceFile):
         return data
 
 
-def _zip_members(source: Source, spool: Spool, bounds: Bounds) -> Iterator[Member]:
+def _zip_members(source: Source, spool: Spool, bounds: Bounds) -> Iterator[Member | float]:
     import zipfile
 
     with zipfile.ZipFile(_ZipSource(source, bounds)) as archive:
@@ -251,7 +254,7 @@ def _zip_members(source: Source, spool: Spool, bounds: Bounds) -> Iterator[Membe
             else:
                 with archive.open(info) as file:
                     blocks = iter(partial(file.read, _BLOCK), b"")
-                    content = finish(spool.store(label, bounds.count(blocks)))
+                    content = yield from spool.store(label, bounds.count(blocks), source)
             end = info.header_offset + info.compress_size
             yield Member(info.filename, content, min(1.0, end / source.n_bytes))
 

@@ -245,13 +245,13 @@ def read_in_steps(
     n_nonempty = 0
     table, fingerprint = DocumentTable(), hashlib.sha256()
     text_name = chat_name = ""  # of the first source of this kind
-    opened = 0.0  # fraction
+    done = 0.0  # fraction
     for source in open_sources(
         paths, report, own_files, reading, known_encodings=known_encodings, chat=chat
     ):
         if isinstance(source, float):
-            opened = source
-            yield opened
+            done = source
+            yield done
             continue
         rows = source.has_rows
         chats = rows and (chat or contains_conversations(source))
@@ -268,14 +268,14 @@ def read_in_steps(
                 for block in content:
                     own.update(block)
                     fingerprint.update(block)
+                    if source.position > position:  # another block was read
+                        position = source.position
+                        yield done + (source.done - done) * min(1.0, position / source.n_bytes)
                 fingerprint.update(b"\xff" * 8)
                 table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
-                if rows and source.position > position:  # another block was read
-                    position = source.position
-                    yield opened + (source.done - opened) * min(1.0, position / source.n_bytes)
         finally:
             source.close()
-        opened = source.done if rows else opened
+        done = source.done
     if chat_name and text_name:
         raise CorpusError(
             f"{chat_name} has conversations, {text_name} has not",
@@ -302,16 +302,19 @@ def read_in_steps(
     return corpus
 
 
-def read_text(path: str) -> tuple[bytes, list[str]]:
+def read_text(
+    path: str, progress: Callable[[float], None] = lambda _: None
+) -> tuple[bytes, list[str]]:
     """Return the text of a file, JSON and CSV as they are, and notes on how it was read.
 
     Texts of several files, as in an archive, and parts of a document are separated by an empty
-    line. Raises CorpusError for a file without text.
+    line. `progress` gets the fraction that is read. Raises CorpusError for a file without text.
     """
     report = ReadingReport()
     texts = []
     for source in open_sources([path], report, reading=_DEFAULT_READING, keep_rows=True):
         if isinstance(source, float):
+            progress(source)
             continue
         text = source.read(0, source.n_bytes)
         source.close()

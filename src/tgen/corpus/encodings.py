@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tgen.corpus.sources import Source
+from tgen.corpus.steps import Steps, as_part
 
 _BLOCK = 1 << 18  # bytes per read
 _HEAD = 1 << 16  # bytes that show a form
@@ -58,17 +59,18 @@ class Encoding(NamedTuple):
         return self.codec == "utf-8" and not self.start
 
 
-def find_encoding(source: Source, *, given: str | None = None, known: str = "") -> Encoding:
+def find_encoding(source: Source, *, given: str | None = None, known: str = "") -> Steps[Encoding]:
     """Return the encoding of a text that is not marked and not certain to be UTF-8: `given` by the
     user, `known` from an earlier detection, or detected."""
     head = source.read(0, _HEAD)
     for mark, codec in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return Encoding(codec, len(mark), "by its byte order mark")
-    first_bad, first_wide, has_returns = _check_utf8(source)
+    check = as_part(_check_utf8(source), 0.0, 0.5)
+    first_bad, first_wide, has_returns = yield from check
     plain = Encoding(has_returns=has_returns)
     if given is not None and codecs.lookup(given).name in ("utf-8", "utf-8-sig"):
-        return plain if first_bad is None else unknown_encoding(source, "")
+        return plain if first_bad is None else (yield from unknown_encoding(source, ""))
     if given is not None:
         if first_bad is None and first_wide is not None:
             return plain._replace(how=f"although --encoding is {given}")
@@ -82,7 +84,7 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     if known:
         return Encoding(known, 0, "as detected")
     if first_wide is not None and first_bad - first_wide > _MIXED:
-        return unknown_encoding(source, "")
+        return (yield from unknown_encoding(source, ""))
     sample = source.read(max(0, first_bad - _SAMPLE // 4), _SAMPLE)
     sample = sample[sample.find(b"\n") + 1 :] if first_bad > _SAMPLE // 4 else sample
     n_bad, n_good = _count_utf8(sample)
@@ -90,13 +92,16 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     codec = "" if n_good > 4 * n_bad else _detect(sample, confidence)
     if codec and _is_sure(sample, codec):
         return Encoding(codec, 0, "as detected")
-    return unknown_encoding(source, codec)
+    return (yield from unknown_encoding(source, codec))
 
 
-def unknown_encoding(source: Source, guess: str) -> Encoding:
-    """Return the encoding of bytes that are not UTF-8 and stay as they are."""
-    blocks = (source.read(position, _BLOCK) for position in range(0, source.n_bytes, _BLOCK))
-    n_bad = sum(_count_utf8(block)[0] for block in blocks)
+def unknown_encoding(source: Source, guess: str) -> Steps[Encoding]:
+    """Return the encoding of bytes that are not UTF-8 and stay as they are; yield fractions from
+    0.5 to 1, the second half of `find_encoding`."""
+    n_bad = 0
+    for position in range(0, source.n_bytes, _BLOCK):
+        n_bad += _count_utf8(source.read(position, _BLOCK))[0]
+        yield 0.5 + 0.5 * source.position / source.n_bytes
     return Encoding(share=n_bad / source.n_bytes, guess=guess)
 
 
@@ -147,12 +152,13 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes) -> bytes:
     return decoder.decode(block, final=not block).encode("utf-8", "replace")
 
 
-def _check_utf8(source: Source) -> tuple[int | None, int | None, bool]:
+def _check_utf8(source: Source) -> Steps[tuple[int | None, int | None, bool]]:
     """Return the positions of a byte that is not UTF-8 and of one that is not ASCII, None if there
     is none; and whether there are carriage returns before the former."""
     first_wide, has_returns, rest = None, False, b""
     for position in range(0, source.n_bytes, _BLOCK):
         block = rest + source.read(position, _BLOCK)
+        yield source.position / source.n_bytes
         start, rest = position - len(rest), b""
         has_returns = has_returns or b"\r" in block
         if block.isascii():

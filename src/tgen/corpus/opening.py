@@ -36,7 +36,8 @@ _BINARY_HEAD = 1 << 13  # bytes of a text without NUL
 _BLOCK = 1 << 18  # bytes per read
 _MAX_LISTED = 8  # files in notes of one kind
 _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
-_CONVERTED = 0.75  # of the time to read rows, the rest is to find them again
+_OPENED = 0.75  # of the time to read a file; the rest is to find its documents
+_ENCODING_FOUND = 0.2  # of the time to open a text
 _LOCK = "LOCK"  # file of a run
 _NUL_HINT = "name a text or a document; --as bytes trains on bytes as they are"
 
@@ -127,11 +128,15 @@ def open_sources(
             is_stdin = name == "-" and origin == "name"
             source = read_stdin(stdin_head) if is_stdin else Source(name, Path(name))
             n_bytes += source.n_bytes if is_stdin else 0
-            start, n_done = n_done, n_done + source.n_bytes
+            start, size = n_done, source.n_bytes
+            n_done += size
             total = max(1, n_bytes, n_done)
-            opened = yield from as_part(opener.open(source, origin), start / total, n_done / total)
+            end = start + _OPENED * size
+            opened = yield from as_part(opener.open(source, origin), start / total, end / total)
+            n_opened = sum(text.n_bytes for text in opened)
             for text in opened:
-                text.done = n_done / total
+                end += (1 - _OPENED) * size * text.n_bytes / max(1, n_opened)
+                text.done = end / total
                 yield text
     finally:
         opener.close()
@@ -256,7 +261,7 @@ class _Opener:
                 f"{source.name} is not a document of a known format",
                 "remove --as document to read it as text",
             )
-        found = self._find_encoding(source) if self._decodes(kind) else None
+        found = finish(self._find_encoding(source)) if self._decodes(kind) else None
         if kind is not None and not (kind == "markdown" and found and found.share):
             return [(yield from self._read_document(source, kind, found))]
         if unpacked := (yield from self._unpack(source, name, head, bounds)):
@@ -286,14 +291,19 @@ class _Opener:
                 name = archives.decompressed_name(name)
                 return (yield from as_part(self._read(inner, name, bounds), 0.5, 1.0))
             opened: list[Source] = []
-            start = 0.0
-            for member, content, end in archives.members_of(source, archive, self._spool, bounds):
+            start = done = 0.0
+            for found in archives.members_of(source, archive, self._spool, bounds):
+                if isinstance(found, float):  # of the archive is unpacked, half of the work
+                    done = max(done, (start + found) / 2)
+                    yield done
+                    continue
+                member, content, end = found
                 try:
                     if isinstance(content, CorpusError):
                         raise content
-                    end = max(start, end)  # members may be in any order
-                    opened += yield from as_part(self._read(content, member, bounds), start, end)
-                    start = end
+                    end = max(done, end)  # members may be in any order
+                    opened += yield from as_part(self._read(content, member, bounds), done, end)
+                    start = done = end
                 except archives.ExpansionError:
                     raise
                 except CorpusError as error:
@@ -335,7 +345,7 @@ class _Opener:
             skip_bad_rows=reading.skip_bad_rows,
             chat=self._chat,
         )
-        converted = yield from as_part(convert, 0.0, _CONVERTED)
+        converted = yield from convert
         if converted.spool is not None:
             self._report.rows[converted.form] += converted.n_rows
             rows = self._store(source.name, converted.spool)
@@ -356,7 +366,8 @@ class _Opener:
         from tgen.corpus.encodings import Changes, decode, unknown_encoding
 
         if encoding is None:
-            encoding = self._find_encoding(source)
+            find = as_part(self._find_encoding(source), 0.0, _ENCODING_FOUND)
+            encoding = yield from find
             has_nul = b"\0" in head[:_BINARY_HEAD] and self._reading.read_as is None
             if has_nul and not encoding.codec.startswith(("utf-16", "utf-32")):
                 raise BinaryError(source.name, "binary data with NUL bytes")
@@ -372,9 +383,10 @@ class _Opener:
             if not encoding.is_plain or (kind is None and encoding.has_returns):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 store = self._spool.store(source.name, blocks, source)
-                text = yield from as_part(store, 0.0, 1.0 if kind is None else 0.5)
+                end = 1.0 if kind is None else 0.5
+                text = yield from as_part(store, _ENCODING_FOUND, end)
         except UnicodeDecodeError:  # it looked like this encoding at first
-            unknown = unknown_encoding(source, encoding.codec)
+            unknown = finish(unknown_encoding(source, encoding.codec))
             return (yield from self._read_text(source, name, head, unknown))
         if encoding.is_plain and not changes.n_line_breaks:
             text = source
@@ -388,7 +400,7 @@ class _Opener:
             self._reading.check_used(source.name)
         if kind is None:
             return text
-        start = 0.0 if text is source else 0.5
+        start = _ENCODING_FOUND if text is source else 0.5
         return (yield from as_part(self._read_rows(text, kind), start, 1.0))
 
     def _note_object(self, name: str, head: bytes) -> None:
@@ -406,7 +418,7 @@ class _Opener:
             raise CorpusError(problem, "pass another --encoding")
         self._report.other.append(f"{problem} and became U+FFFD")
 
-    def _find_encoding(self, source: Source) -> "Encoding":
+    def _find_encoding(self, source: Source) -> "Steps[Encoding]":
         from tgen.corpus.encodings import find_encoding
 
         known = self._known.get(source.name, "")
@@ -446,7 +458,7 @@ def is_plain_text(head: bytes) -> bool:
     from tgen.corpus.encodings import find_encoding
 
     whole = head.decode("utf-8", "ignore").encode()  # the last character may be cut
-    encoding = find_encoding(Source("-", whole if head.startswith(whole) else head))
+    encoding = finish(find_encoding(Source("-", whole if head.startswith(whole) else head)))
     is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
     is_other = b"\0" in head or _is_packed(head) or binary_kind(head, 0)
     return is_text and not is_other and document_kind("", head) is None

@@ -22,6 +22,7 @@ from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import ModelConfig
 from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
+from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import merging
@@ -64,19 +65,11 @@ class Base:
 
 
 def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConfig]:
-    """Load the model of --from, the adapter of --adapter and the text of --general; return them and
-    the configuration with the adapter's rank.
+    """Load the model of --from and the adapter of --adapter; return them and the configuration
+    with the adapter's rank.
 
-    Raises UsageError for options that contradict each other, ModelError as the readers do, and
-    CorpusError for an empty text.
+    Raises UsageError for options that contradict each other, and ModelError as the readers do.
     """
-    base, config = _open_model(request, config)
-    if request.general is None:
-        return base, config
-    return replace(base, general=_read_general(request.general, request.reading)), config
-
-
-def _open_model(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConfig]:
     start_from, adapter_name = request.start_from, request.adapter
     if start_from is None and adapter_name is None:
         if config.lora is not None:
@@ -177,10 +170,13 @@ def _dequantize(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def _read_general(path: Path, reading: Reading) -> bytes:
-    """Return the first 32 KB of the user's general text, or of the texts of rows."""
+def read_general(path: Path, reading: Reading) -> Steps[bytes]:
+    """Return the first 32 KB of the user's general text, or of the texts of rows; CorpusError for
+    an empty text."""
     try:
-        read = corpus.read([str(path)], reading=Reading(encoding=reading.encoding))
+        read = yield from corpus.read_in_steps(
+            [str(path)], reading=Reading(encoding=reading.encoding)
+        )
     except CorpusError as error:
         raise CorpusError(f"--general {path}: {error.message}", error.hint) from None
     texts: list[bytes] = []

@@ -38,7 +38,7 @@ from tgen.planning.scaling import scaling_report
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.chat_rows import prepare_rows, rows_report
-from tgen.runs.fine_tuning import Base, cut_general, open_base, source_optimizer
+from tgen.runs.fine_tuning import Base, cut_general, open_base, read_general, source_optimizer
 from tgen.runs.output_folder import own_files
 from tgen.runs.request import RunRequest, parse_overrides
 from tgen.runs.run_record import RunRecord
@@ -212,6 +212,10 @@ def prepare(
     if request.start_from is not None or request.adapter is not None:
         yield PhaseReport(phase="loading the model")
     base, config = open_base(request, config)
+    if request.general is not None:
+        reading = PhaseProgress("reading the general text", 1)
+        general = yield from reading.report(read_general(request.general, request.reading))
+        base = replace(base, general=general)
     machine = yield from _measure_machine(device, config, base)
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
     max_bytes = usable_bytes(request.size, config, fastest, base.config)

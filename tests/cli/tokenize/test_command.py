@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -94,6 +95,24 @@ def test_stdin_is_read_as_a_stream(tokenize, tmp_path, monkeypatch):
     monkeypatch.setattr(console, "write", stop)
     monkeypatch.setattr(streams, "discard_stdout", lambda: None)  # it needs a file descriptor
     tokenize("--ids")
+
+
+def test_progress_of_reading_ends_before_each_text(tokenize, tmp_path, monkeypatch):
+    events: list[object] = []
+
+    @contextmanager
+    def bar(label, **_):
+        yield lambda _: events.append(label)
+        events.append("end")
+
+    monkeypatch.setattr(console, "late_progress", bar)
+    monkeypatch.setattr(console, "write", events.append)
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes("é".encode("utf-16"))
+    tokenize(tmp_path, "--ids")
+    ids = events[2]
+    assert isinstance(ids, bytes)
+    assert events == [*["reading", "end", ids, b"\n"] * 2, "end"]
 
 
 def test_tokenizer_of_an_adapter_is_that_of_its_base(tokenize, trained, tmp_path):
