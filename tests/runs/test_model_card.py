@@ -106,6 +106,18 @@ def test_readme_of_any_bytes_stays(base, tmp_path, monkeypatch, mine):
     assert readme.read_bytes() == mine
 
 
+def test_an_exported_model_without_a_card_gets_one(base, tmp_path, monkeypatch):
+    copy_files(base, tmp_path / "bare")
+    (tmp_path / "bare" / "README.md").unlink()
+    monkeypatch.chdir(tmp_path / "bare")
+    assert run(["export", ".", "--to", "transformers", "--out", "../out", "--quiet"]) == 0
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "\n# out\n" in text
+    assert " M parameters), exported by tgen " in text
+    assert "Not stated. It depends on `bare`: add `license:`" in text
+    assert model_card.is_unedited(tmp_path / "out")
+
+
 def test_fine_tuned_models_adapters_and_gguf_files_inherit_the_license(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy_files(base, tmp_path / "base")
@@ -137,6 +149,18 @@ def test_fine_tuned_models_adapters_and_gguf_files_inherit_the_license(base, tmp
     assert run(["export", "merged.gguf", "--to", "gguf", "--out", "again.gguf", "--quiet"]) == 0
     again = gguf.GGUFReader("again.gguf").fields
     assert again["general.license"].contents() == "apache-2.0"
+    assert run(["export", "merged.gguf", "--to", "transformers", "--out", "plain", "-q"]) == 0
+    assert data_of(Path("plain")) == {
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "base_model": "base",
+        "pipeline_tag": "text-generation",
+        "tags": ["tgen"],
+    }
+    text = Path("plain/README.md").read_text()
+    assert "from `merged.gguf`.\n" in text
+    assert text.count("Inherited from `merged.gguf`: apache-2.0.\n") == 1
+    assert str(tmp_path) not in text
     full = lora | {"train": TrainConfig(steps=2), "start_from": tmp_path / "merged.gguf"}
     list(runs.start(request(tmp_path, "full", **full)))
     assert data_of(tmp_path / "full")["license"] == "apache-2.0"

@@ -135,9 +135,9 @@ def export_transformers(
                 "weight_map": dict(sorted(weight_map.items())),
             }
             contents[f"{WEIGHTS}.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
-        card = model_card.exported(bundle.named_path, target)
-        if card is not None:
-            contents[model_card.FILE_NAME] = card
+        description = f"{bundle.config.family}, {total / 1e6:.2f} M parameters"
+        card = model_card.export_card(bundle.named_path, target, description)
+        contents[model_card.FILE_NAME] = card
         for name in sorted(contents, key=lambda name: name == "config.json"):
             files.write_new(temporary / name, contents[name])
 

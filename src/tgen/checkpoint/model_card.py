@@ -8,11 +8,13 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tgen.errors import TgenError
 from tgen.storage import files
+from tgen.version import __version__
 
 FILE_NAME = "README.md"
 _LIMIT, _COPY_LIMIT = 1 << 20, 1 << 26  # bytes of a card to parse, and of one to copy
@@ -70,9 +72,58 @@ def read_fields(folder: Path) -> dict[str, str]:
     return dict(_FIELD.findall(front[1])) if front else {}
 
 
-def exported(source: Path, target: Path) -> bytes | None:
-    """Return the card of a model at `source` that is exported to `target`, whose own stays
-    if it was edited; None: there is none. A merged adapter's card is one of a model."""
+def front_matter(fields: Mapping[str, str], *, is_adapter: bool = False) -> list[str]:
+    """Return the first lines of a card; `fields` are YAML values by name."""
+    library, tags = ("peft", ["- lora"]) if is_adapter else ("transformers", [])
+    lines = [f"library_name: {library}", "pipeline_tag: text-generation"]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    return ["---", *lines, "tags:", "- tgen", *tags, "---"]
+
+
+def license_section(fields: Mapping[str, str], source: str, *, depends_on: str) -> list[str]:
+    """Return the last lines of a card: the license in `fields`, which is that of `source`, or what
+    one `depends_on`."""
+    licenses = [text.strip("\"'") for name, text in fields.items() if name.startswith("license")]
+    text = f"Not stated. It depends on {depends_on}: add `license:` at the top of this file."
+    if licenses:
+        text = f"Inherited from {source}: {plain_text(', '.join(licenses))}."
+    return ["\n## License\n", text]
+
+
+def plain_text(text: str) -> str:
+    """Return a text on one line, without markup."""
+    return "".join(f"\\{c}" if c in "<[*_`" else c for c in " ".join(text.split()))
+
+
+def inline_code(text: str) -> str:
+    """Return a text on one line, as code."""
+    return f"`{' '.join(text.replace('`', '').split())}`"
+
+
+def model_name(path: Path) -> str:
+    """Return the Hub's name of a model in its cache, else the name of its file or directory."""
+    for part in reversed(path.parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return path.absolute().name
+
+
+def export_card(source: Path, target: Path, description: str) -> bytes:
+    """Return the card of a model at `source` that is exported to `target`: its own, or a new one
+    with a `description` such as "llama, 15.20 M parameters"."""
+    card = _copied(source, target)
+    if card is not None:
+        return card
+    fields, name = read_fields(source), inline_code(model_name(source))
+    title = f"\n# {plain_text(target.name)}\n"
+    text = f"A language model ({description}), exported by tgen {__version__} from {name}."
+    lines = [*front_matter(fields), title, text, *license_section(fields, name, depends_on=name)]
+    return _seal(("\n".join(lines) + "\n").encode(errors="replace"))
+
+
+def _copied(source: Path, target: Path) -> bytes | None:
+    """Return the card at `source`, or that at `target` if it was edited; None: there is none. A
+    merged adapter's card is one of a model."""
     if is_unedited(source) and not is_edited(target):
         card = _SEAL.sub(b"", _read(source))
         return _seal(card.replace(b"\nlibrary_name: peft\n", b"\nlibrary_name: transformers\n"))

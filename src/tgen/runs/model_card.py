@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tgen.checkpoint import model_card
+from tgen.checkpoint.model_card import inline_code, plain_text
 from tgen.planning.costs import n_parameters
 from tgen.reports.number_format import count
 from tgen.reports.training import DoneReport, MemorizationReport, RunReport
@@ -34,10 +35,7 @@ def _base(record: RunRecord) -> str | None:
     """Return the name of the base model: the Hub's if its cache has it, else the directory's."""
     if record.start_from is None:
         return None
-    for part in reversed(Path(record.start_from).parts):
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return Path(record.start_from).name
+    return model_card.model_name(Path(record.start_from))
 
 
 def _licenses(record: RunRecord) -> dict[str, str]:
@@ -45,27 +43,22 @@ def _licenses(record: RunRecord) -> dict[str, str]:
     return {name: value for name, value in fields.items() if name.startswith("license")}
 
 
-def _front_matter(record: RunRecord) -> Iterator[str]:
+def _front_matter(record: RunRecord) -> list[str]:
     base = _base(record)
-    yield "---"
-    yield f"library_name: {'transformers' if record.adapter is None else 'peft'}"
-    yield "pipeline_tag: text-generation"
-    if base is not None:
-        yield f"base_model: {json.dumps(base)}"
-    yield from (f"{name}: {value}" for name, value in _licenses(record).items())
-    yield from ("tags:", "- tgen", *(["- lora"] if record.adapter is not None else []), "---")
+    named = {} if base is None else {"base_model": json.dumps(base)}
+    return model_card.front_matter(named | _licenses(record), is_adapter=record.adapter is not None)
 
 
 def _body(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Iterator[str]:
-    plan, base, licenses = record.plan, _base(record), _licenses(record)
+    plan, base = record.plan, _base(record)
     how = "trained from scratch"
     if base is not None:
-        how = f"fine-tuned from {_code(base)}{' as a LoRA adapter' if record.adapter else ''}"
-    yield f"\n# {_plain(out.resolve().name)}\n"
+        how = f"fine-tuned from {inline_code(base)}{' as a LoRA adapter' if record.adapter else ''}"
+    yield f"\n# {plain_text(out.resolve().name)}\n"
     size = f"{n_parameters(plan.model) / 1e6:.2f} M parameters"
     yield f"A language model ({plan.model.family}, {size}), {how} with tgen {__version__}."
     yield "\n## Training text\n"
-    names = ", ".join(_code(_without_folders(name)) for name in record.corpus)
+    names = ", ".join(inline_code(_without_folders(name)) for name in record.corpus)
     yield f"{names}: {record.corpus_bytes:,} bytes, of which {record.train_bytes:,} were trained on"
     yield f"and {record.held_out_bytes:,} were held out."
     if record.chat is not None:
@@ -79,17 +72,13 @@ def _body(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Iterato
     yield "\n## Plan\n\n| | | |\n|---|---|---|"
     for choice in [record.tokenizer, *plan.choices]:
         cells = (choice.name, _without_folders(choice.value), choice.why)
-        yield "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
+        yield "| " + " | ".join(plain_text(cell).replace("|", "\\|") for cell in cells) + " |"
     if record.command:
         command = shlex.join(["tgen", *map(_without_folders, record.command)])
         yield f"\n## Command\n\n```sh\n{' '.join(command.split())}\n```"
-    yield "\n## License\n"
-    if licenses:
-        names = ", ".join(value.strip("\"'") for value in licenses.values())
-        yield f"Inherited from {_code(base or '')}: {_plain(names)}."
-    else:
-        whose = "the training text" if base is None else f"{_code(base)} and the training text"
-        yield f"Not stated. It depends on {whose}: add `license:` at the top of this file."
+    source = inline_code(base or "")
+    whose = "the training text" if base is None else f"{source} and the training text"
+    yield from model_card.license_section(_licenses(record), source, depends_on=whose)
 
 
 def _results(done: DoneReport) -> Iterator[str]:
@@ -105,12 +94,3 @@ def _results(done: DoneReport) -> Iterator[str]:
     if done.general_before is not None and done.general_after is not None:
         before, after = done.general_before, done.general_after
         yield f"- General text: {before:.3f} bits per byte before, {after:.3f} after fine-tuning"
-
-
-def _plain(text: str) -> str:
-    """Return a text on one line, without markup."""
-    return "".join(f"\\{c}" if c in "<[*_`" else c for c in " ".join(text.split()))
-
-
-def _code(text: str) -> str:
-    return f"`{' '.join(text.replace('`', '').split())}`"
