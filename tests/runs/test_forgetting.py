@@ -68,9 +68,9 @@ def test_reading_the_users_general_text_is_a_phase_with_progress(tuning, tmp_pat
     monkeypatch.setattr("tgen.runs.tokenizing._REPORT_SECONDS", 0.0)
     (tmp_path / "general.csv").write_bytes(b"text\n" + b"a line\n" * 9)
     reports = prepare.prepare(replace(tuning, general=tmp_path / "general.csv"), folder=None)
-    phases = [next(reports) for _ in range(3)]
-    assert phases[1].phase == phases[2].phase == "reading the general text"
-    assert 0 < phases[2].fraction_done < 1
+    phases = [next(reports) for _ in range(4)]
+    assert phases[2].phase == phases[3].phase == "reading the general text"
+    assert 0 < phases[3].fraction_done < 1
     (tmp_path / "general.csv").write_bytes(b"")
     with pytest.raises(CorpusError, match=r"^--general .* is empty"):
         list(prepare.prepare(replace(tuning, general=tmp_path / "general.csv"), folder=None))

@@ -28,6 +28,8 @@ LETTERS[np.random.default_rng(1).random(len(LETTERS)) < 0.2] = ord(" ")
 VARIED = LETTERS.tobytes()
 TERM = "os.kill(os.getpid(), signal.SIGTERM)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+# Makes a rank other than 0 fail if it reads the corpus.
+ONE_READS = "import os, tgen.corpus as c\nif os.environ['RANK'] != '0': c.read_in_steps = None\n"
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def error_line(ranks: list) -> str:
 def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "two"
     arguments = command(corpus, out, "--parallel", parallel, batch=3)
-    ranks = on_ranks(arguments, arguments)
+    ranks = on_ranks(code=ONE_READS + code_of_ranks(arguments, action="0", at=-1), n=2)
     assert statuses(ranks) == [0, 0], ranks
     assert not any(rank.err for rank in ranks)
     assert_same(out, whole)
@@ -170,8 +172,8 @@ def test_run_of_one_process_resumes_on_two_ranks(on_ranks, corpus, whole, tmp_pa
     out = tmp_path / "out"
     ranks = on_ranks(code=code_of_ranks(command(corpus, out), action=TERM, at=5), n=1)
     assert statuses(ranks) == [143]
-    arguments = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp"]
-    ranks = on_ranks(arguments, arguments)
+    arguments = ["train", corpus, "--resume", "-o", out, "-q", "--parallel", "fsdp"]
+    ranks = on_ranks(code=ONE_READS + code_of_ranks(arguments, action="0", at=-1), n=2)
     assert statuses(ranks) == [0, 0], ranks
     assert_same(out, whole)
 

@@ -212,18 +212,18 @@ def prepare(
     if request.start_from is not None or request.adapter is not None:
         yield PhaseReport(phase="loading the model")
     base, config = open_base(request, config)
+    machine = yield from _measure_machine(device, config, base)
+    fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
+    max_bytes = usable_bytes(request.size, config, fastest, base.config)
+    rank_sync.check_same_corpus(request.corpus)
+    if not distributed.is_rank_zero():
+        return _broadcast(None, device, base)
     if request.general is not None:
         reading = PhaseProgress("reading the general text", 1)
         general = yield from reading.report(read_general(request.general, request.reading))
         base = replace(base, general=general)
-    machine = yield from _measure_machine(device, config, base)
-    fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
-    max_bytes = usable_bytes(request.size, config, fastest, base.config)
     documents = yield from _open_corpus(request, config)
     config, few_rows = hold_out(documents, config)
-    if not distributed.is_rank_zero():
-        documents.close()
-        return _broadcast(None, device, base)
     if documents.is_chat:
         text = yield from prepare_rows(
             request,
@@ -310,7 +310,6 @@ def _open_corpus(
             "remove loss_on",
             field="loss_on",
         )
-    distributed.assert_same("the corpus", text.sha256)
     return text
 
 

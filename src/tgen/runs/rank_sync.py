@@ -1,14 +1,17 @@
 """Checks and choices that all ranks of a run make together before it starts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tgen import distributed
 from tgen.config.training import Parallel
+from tgen.corpus.opening import fingerprint
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
 from tgen.planning.costs import FrozenModel
 from tgen.planning.plan import Plan
 from tgen.planning.scaling import choose_parallel
+from tgen.runs.output_folder import own_files
 from tgen.version import __version__
 
 
@@ -17,6 +20,12 @@ def check_same_software(device: Device) -> None:
     distributed.assert_same("the device", device.type)
     distributed.assert_same("the version of tgen", __version__)
     distributed.assert_same("the version of torch", torch_version())
+
+
+def check_same_corpus(paths: Sequence[str]) -> None:
+    """Raise TgenError if ranks see other files; only rank 0 reads and converts them."""
+    if distributed.ranks().world_size > 1:
+        distributed.assert_same("the corpus", fingerprint(paths, own_files))
 
 
 def min_rank_memory(device: Device) -> int | None:

@@ -110,7 +110,8 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         tensorboard.require()
     memory = rank_sync.min_rank_memory(device)
     text, reading = None, record.reading
-    if request.corpus:
+    rank_sync.check_same_corpus(request.corpus)
+    if request.corpus and is_rank_zero:
         if request.reading:
             reading = replace(reading or Reading(), **request.reading)
         text = yield from PhaseProgress("reading the corpus", 1).report(
@@ -122,7 +123,6 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
                 known_encodings=record.detected_encodings,
             )
         )
-    distributed.assert_same("the corpus", "" if text is None else text.sha256)
     if text is not None:
         check_corpus(out, record, text, override=request.override)
     tokenizer = load_tokenizer(out, record)
