@@ -136,6 +136,14 @@ def test_pdf_headers_are_those_of_three_pages_within_four(read):
     assert text.count("A book") == 2
 
 
+def test_pdf_counts_word_spacing_in_the_width_of_text(read):
+    for show in ("(They all li) Tj", "[(They) 0 ( all li)] TJ"):
+        line = f") Tj 5 Tw q 1 Tw Q {show} 76 0 Td 0 Tw (ved) Tj 30 0 Td (here"
+        assert read("a.pdf", make_pdf([[(50, 700, 10, line)]]))[0] == "They all lived here"
+    damaged = ") Tj /x Tw (They all li"
+    assert read("a.pdf", make_pdf([[(50, 700, 10, damaged)]]))[0] == "They all li"
+
+
 def test_rtf_keeps_paragraphs_lines_and_tables(read):
     text, left_out = read("a.rtf", documents.RTF)
     assert text == "Café — one\n\nVerse\nline\n\nlink\n\na\tb\nc\td\n\nEnd."

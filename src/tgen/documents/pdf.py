@@ -55,7 +55,7 @@ def read_pdf(
             raise CorpusError("is encrypted", LOCKED_HINT)
         n_pages = len(reader.pages)
         for number, page in enumerate(reader.pages):
-            pages.append(_lines(page))
+            pages.append(_lines(_spread_words(page)))
             n_pictures += _count_pictures(page)
             progress((number + 1) / n_pages)
     except (DependencyError, FileNotDecryptedError):
@@ -74,6 +74,51 @@ def read_pdf(
     text = _without_repeated(pages)
     left_out["header or footer line"] += sum(map(len, pages)) - sum(map(len, text))
     yield _join_lines(text)
+
+
+def _spread_words(page: Any) -> Any:
+    """Return a page whose word spacing (Tw) is in the operands of its text, as in a TJ operator.
+
+    pypdf counts it only there, and takes the end of a word that follows without a space for another
+    word. Text of several bytes per character has no word spacing.
+    """
+    from pypdf.generic import ArrayObject, ByteStringObject, ContentStream, FloatObject, NameObject
+
+    try:
+        content = ContentStream(page["/Contents"].get_object(), page.pdf, "bytes")
+        if b"Tw" not in content.get_data():
+            return page
+        fonts = page["/Resources"]["/Font"]
+        spacing = size = 0.0
+        saved: list[tuple[float, float]] = []
+        operations = []
+        for operands, operator in content.operations:
+            if operator == b"Tw":
+                spacing = float(operands[0])
+            elif operator == b"Tf":
+                is_simple = fonts[operands[0]]["/Subtype"] != "/Type0"
+                size = float(operands[1]) if is_simple else 0.0
+            elif operator == b"q":
+                saved.append((spacing, size))
+            elif operator == b"Q" and saved:
+                spacing, size = saved.pop()
+            elif operator in (b"Tj", b"TJ") and spacing and size:
+                parts = ArrayObject()
+                for part in operands[0] if operator == b"TJ" else operands:
+                    *words, last = part.split(b" ") if isinstance(part, bytes) else [part]
+                    for word in words:
+                        parts.append(ByteStringObject(word + b" "))
+                        parts.append(FloatObject(-1000 * spacing / size))
+                    parts.append(ByteStringObject(last) if isinstance(last, bytes) else last)
+                operands, operator = [parts], b"TJ"
+            operations.append((operands, operator))
+        content.operations = operations
+    except (LookupError, TypeError, ValueError, AttributeError):  # as pypdf, go on without it
+        return page
+    spread = type(page)(page.pdf, page.indirect_reference)
+    spread.update(page)
+    spread[NameObject("/Contents")] = content
+    return spread
 
 
 def _lines(page: Any) -> list[_Line]:
