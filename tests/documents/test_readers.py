@@ -136,6 +136,39 @@ def test_pdf_headers_are_those_of_three_pages_within_four(read):
     assert text.count("A book") == 2
 
 
+def test_pdf_joins_indented_lines_only_of_hanging_paragraphs(read):
+    width = "word " * 6 + "as wide as the others"
+    hanging, dialogue = [], []
+    for y in (700, 600, 500):
+        hanging += [(50, y, 10, "-a, --all"), (80, y - 12, 10, f"Has {width}")]
+        hanging += [(80, y - 24, 10, f"And {width} di-"), (80, y - 36, 10, "vided.")]
+        hanging += [(50, y - 53, 10, "-b short"), (50, y - 70, 10, "-c short")]
+        dialogue += [(65, y, 10, f"One {width}?"), (65, y - 12, 10, f"Two {width}")]
+        dialogue += [(50, y - 24, 10, f"and {width}"), (50, y - 36, 10, "end.")]
+        dialogue += [(65, y - 48, 10, f"Six {width}"), (50, y - 60, 10, "end.")]
+    text, _ = read("a.pdf", make_pdf([hanging]))
+    item = f"-a, --all\n\nHas {width} And {width} divided.\n\n-b short\n\n-c short"
+    assert text == "\n\n".join([item] * 3)
+    text, _ = read("b.pdf", make_pdf([dialogue]))
+    item = f"One {width}?\n\nTwo {width} and {width} end.\n\nSix {width} end."
+    assert text == "\n\n".join([item] * 3)
+
+
+def test_pdf_composes_accents_but_no_keys(read):
+    keys, words = r"\303C, \303X", r"f\303ete, \303Ile, \310uber"  # of the standard encoding
+    text, _ = read("a.pdf", make_pdf([[(50, 700, 10, f"{keys}: {words}")]]))
+    assert text == "ˆC, ˆX: fête, Île, über"
+
+
+def test_pdf_keeps_items_of_lists(read):
+    width = "word " * 6 + "as wide as the others"
+    texts = [f"1. A {width}", f"2. See {width}", f"12. {width}", f"3. {width}", f"\xb7 {width}"]
+    lines = [(50, 700 - 12 * i, 10, text) for i, text in enumerate(["x", *texts, "x", "x", "x"])]
+    text, _ = read("a.pdf", make_pdf([lines]))
+    numbered = [texts[0], f"{texts[1]} {texts[2]}", texts[3]]
+    assert text.split("\n")[1:-2] == [*numbered, f"• {width} x"]
+
+
 def test_pdf_counts_word_spacing_in_the_width_of_text(read):
     for show in ("(They all li) Tj", "[(They) 0 ( all li)] TJ"):
         line = f") Tj 5 Tw q 1 Tw Q {show} 76 0 Td 0 Tw (ved) Tj 30 0 Td (here"

@@ -15,9 +15,10 @@ from tgen.errors import CorpusError
 _JOINED = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
 _LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate(_JOINED)})
 _ACCENTS = {"´": "\u0301", "¨": "\u0308", "ˆ": "\u0302", "˜": "\u0303"}  # set by TeX
-_ACCENT = re.compile(r"([´¨ˆ˜])([^\W\d_])")
+_ACCENT = re.compile(r"(?<!\w)ˆ[A-Z]\b|([´¨ˆ˜])([^\W\d_])")  # but ˆC is a key
 _ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
 _NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
+_BULLET, _NUMBER = re.compile(r"[•‣▪◦●○■□➢∙]\s"), re.compile(r"(\d{1,3})[.)]\s")
 _WORD_END = re.compile(r"([^\W\d_]{3}|[.,;:!?”\"’)])\s*$")
 _FEW_PAGES = 5  # where a line in the same place of two pages is a header or a footer
 _MAX_GAP = 1.3  # times the usual distance of lines: more begins a paragraph
@@ -134,7 +135,7 @@ def _lines(page: Any) -> list[_Line]:
             for *_, height, piece in parts:
                 if not (height < 0.8 * size and _is_note_mark(piece, text)):
                     text += piece.translate(_LIGATURES)
-            text = _ACCENT.sub(lambda found: normalize("NFC", found[2] + _ACCENTS[found[1]]), text)
+            text = _ACCENT.sub(_compose, text)
             lines.append(_Line(*shown[0][:2], size, " ".join(text.split())))
         parts.clear()
 
@@ -150,6 +151,10 @@ def _lines(page: Any) -> list[_Line]:
     page.extract_text(visitor_text=visit)
     end_line()
     return lines
+
+
+def _compose(found: re.Match[str]) -> str:
+    return normalize("NFC", found[2] + _ACCENTS[found[1]]) if found[1] else found[0]
 
 
 def _is_note_mark(text: str, before: str) -> bool:
@@ -204,7 +209,8 @@ def _edge_keys(line: _Line, page: int) -> set[tuple[object, ...]]:
 
 
 def _join_lines(pages: Sequence[list[_Line]]) -> str:
-    """Return the text of lines: paragraphs joined, divided words put together, verse lines kept."""
+    """Return the text of lines: paragraphs joined, divided words put together; verse lines and
+    items of lists kept."""
     lines = [line for page in pages for line in page]
     places = _places(pages)
     following = [line.text for line, place in zip(lines, places, strict=True) if place == "next"]
@@ -219,15 +225,28 @@ def _join_lines(pages: Sequence[list[_Line]]) -> str:
         size: long[size] if len(lengths[size]) >= _MIN_LINES else long[body] * body / max(1, size)
         for size in lengths
     }
+    pairs = list(zip(lines, lines[1:], places[1:], strict=False))
+    full = [
+        len(above.text) + len(line.text.split(" ")[0] if line.text.isascii() else line.text[:4])
+        >= _FULL * usual[round(above.size)]
+        for above, line, _ in pairs
+    ]
+    # How many more full lines are in a hanging paragraph than are its indented first line
+    n_hanging = sum(
+        (place == "indented") - (place == "next" and line.x < above.x - 0.7 * line.size)
+        for is_full, (above, line, place) in zip(full, pairs, strict=True)
+        if is_full
+    )
     parts = [lines[0].text]
-    for above, line, place in zip(lines, lines[1:], places[1:], strict=False):
-        first = line.text.split(" ")[0] if line.text.isascii() else line.text[:4]
-        length = len(above.text) + len(first)
-        if place == "apart":
+    numbers: dict[int, int] = {}  # of the last item of a list, by its place
+    for is_full, (above, line, place) in zip(full, pairs, strict=True):
+        begins_item = _begins_item(line, numbers)
+        divides = re.search(r"[^\W\d_][-‐\xad]$", above.text) and line.text[0].islower()
+        if place == "apart" or (place == "indented" and not (n_hanging > 0 and is_full)):
             parts.append("\n\n")
-        elif is_verse or length < _FULL * usual[round(above.size)]:
+        elif is_verse or begins_item or not (is_full or divides):
             parts.append("\n\n" if place == "page" and not is_verse else "\n")
-        elif re.search(r"[^\W\d_][-‐\xad]$", above.text) and line.text[0].islower():
+        elif divides:
             parts[-1] = _without_hyphen(above.text, line.text, words)
         elif not (_is_wide(above.text[-1]) and _is_wide(line.text[0])):
             parts.append(" ")
@@ -235,9 +254,21 @@ def _join_lines(pages: Sequence[list[_Line]]) -> str:
     return "".join(parts).replace("\xad", "")
 
 
+def _begins_item(line: _Line, numbers: dict[int, int]) -> bool:
+    """Return whether a line begins with a bullet, with 1, or with the number after that in
+    `numbers`, which it replaces."""
+    found, place = _NUMBER.match(line.text), round(line.x)
+    if found is None:
+        return _BULLET.match(line.text) is not None
+    if int(found[1]) not in (1, numbers.get(place, 0) + 1):
+        return False
+    numbers[place] = int(found[1])
+    return True
+
+
 def _places(pages: Sequence[list[_Line]]) -> list[str]:
     """Return where each line is, seen from the one before: "next" to it, "apart" (a gap, another
-    size, indented), or at the top of another "page" or column."""
+    size, indented), "indented" as far as that one, or at the top of another "page" or column."""
     gaps = [
         (above.y - line.y) / line.size
         for page in pages
@@ -249,15 +280,23 @@ def _places(pages: Sequence[list[_Line]]) -> list[str]:
     above: _Line | None = None
     for page in pages:
         margins = _margins(page)
+        page_gaps = [(a.y - b.y) / (b.size or 1) for a, b in pairwise(page)]
         for i, line in enumerate(page):
-            gap = (above.y - line.y) / (line.size or 1) / usual_gap if above else 0.0
+            around = [page_gaps[j] for j in (i - 2, i) if 0 <= j < len(page_gaps)]
+            usual = min([usual_gap, *(gap for gap in around if gap >= 1)])
+            gap = (above.y - line.y) / (line.size or 1) / usual if above else 0.0
             sizes = (above.size, line.size) if above else (1, 1)
-            if _is_indented(line.x, margins, line.size) or max(sizes) > 1.1 * min(sizes):
+            is_indented = _is_indented(line.x, margins, line.size)
+            if max(sizes) > 1.1 * min(sizes) or (i and gap > _MAX_GAP):
+                places.append("apart")
+            elif is_indented and i and above and gap >= 0 and abs(line.x - above.x) < 1:
+                places.append("indented")
+            elif is_indented:
                 places.append("apart")
             elif i == 0 or gap < 0:
                 places.append("page")
             else:
-                places.append("apart" if gap > _MAX_GAP else "next")
+                places.append("next")
             above = line
     return places
 
