@@ -107,6 +107,13 @@ def test_code_is_named_and_not_run(kind, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_backslash_in_a_name_is_no_warning(tmp_path):
+    path = replaced(tmp_path, b"ctorch._utils\n", b"ct\\orch\n")
+    with pytest.raises(ModelError, match=r"contains t.orch\._rebuild_tensor_v2"):
+        read(path)
+
+
 def archive_with(path, pickled, data=b"\0" * 16):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("it/data.pkl", pickled)

@@ -10,6 +10,7 @@ import math
 import os
 import pickletools
 import shlex
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -71,7 +72,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         file.seek(0)
         try:
             read = _read_zip if start.startswith(b"PK\3\4") else _read_legacy
-            content, places = read(file)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of pickletools, on backslashes in names
+                content, places = read(file)
             tensors = _find_tensors(content)
             size = os.fstat(file.fileno()).st_size
             return {name: _locate(tensor, places, size) for name, tensor in tensors.items()}

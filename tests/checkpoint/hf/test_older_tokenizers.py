@@ -69,6 +69,14 @@ def test_model_without_tokenizer_json_is_loaded_and_exported(tokenizer, tmp_path
     assert again.encode(CORPUS.encode()) == bundle.tokenizer.encode(CORPUS.encode())
 
 
+def test_an_id_that_is_no_number_is_damage(tmp_path):
+    piece = b"\n\1a"  # field 1, the text
+    trainer = b"\x18\2\xca\2\0019"  # BPE, and text as the id of the beginning
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\3" + piece + b"\x12\6" + trainer)
+    with pytest.raises(ModelError, match="is not a model of sentencepiece"):
+        read_older_tokenizer(tmp_path, "llama")
+
+
 def test_other_classes_are_named(tokenizer, tmp_path):
     write_vocab(tmp_path, tokenizer, tokenizer_class="WhisperTokenizer")
     with pytest.raises(TokenizerError, match="class 'WhisperTokenizer'"):

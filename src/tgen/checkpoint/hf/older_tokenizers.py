@@ -6,6 +6,7 @@ message of Protocol Buffers, sentencepiece_model.proto; its few fields are read 
 
 import struct
 from collections.abc import Iterator, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def _read_sentencepiece(path: Path, config: Mapping[str, Any]) -> dict[str, Any]
         kind = trainer.get(3, 1)
         name = normalizer.get(1, b"").decode()
         ids = {
-            key: trainer.get(number, default)
+            key: index(trainer.get(number, default))
             for key, number, default in (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2))
         }
     except (ValueError, TypeError, LookupError, AttributeError, struct.error):
