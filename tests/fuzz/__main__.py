@@ -36,7 +36,7 @@ _CHUNK = 2000  # cases per process
 def main() -> int:
     """Run the cases, print the findings, and return 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("count", type=int, nargs="?", help="cases; some 700 by default")
+    parser.add_argument("count", type=int, nargs="?", help="cases; some 800 by default")
     parser.add_argument("--long", action="store_true", help=f"{_LONG:,} cases of a new seed")
     parser.add_argument("--format", action="append", choices=sorted(FORMATS), help="repeatable")
     parser.add_argument("--seed", type=int, help="0 by default")

@@ -7,7 +7,8 @@ from fuzz.formats.constraints import Constraints
 from fuzz.formats.corpus import CorpusFile
 from fuzz.formats.documents import Documents
 from fuzz.formats.generation_config import GenerationConfig
-from fuzz.formats.gguf import Gguf
+from fuzz.formats.gguf import Gguf, SplitGguf
+from fuzz.formats.older_tokenizer import OlderTokenizer
 from fuzz.formats.prompt import Prompt
 from fuzz.formats.prompt_cache import Cache
 from fuzz.formats.rows import Rows
@@ -16,6 +17,7 @@ from fuzz.formats.shapes import Shapes
 from fuzz.formats.states import States
 from fuzz.formats.tables import Tables
 from fuzz.formats.tokenizer import TokenizerJson
+from fuzz.formats.torch_file import TorchFile
 from fuzz.runner import MakeFormat
 
 FORMATS: dict[str, MakeFormat] = {
@@ -24,6 +26,9 @@ FORMATS: dict[str, MakeFormat] = {
     "tokenizer": TokenizerJson,
     "safetensors": Safetensors,
     "gguf": Gguf,
+    "split_gguf": SplitGguf,
+    "torch_file": TorchFile,
+    "older_tokenizer": OlderTokenizer,
     "chat": Chat,
     "prompt_cache": Cache,
     "shapes": Shapes,
@@ -42,6 +47,9 @@ WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "tokenizer": 16,
     "safetensors": 16,
     "gguf": 16,
+    "split_gguf": 2,
+    "torch_file": 8,
+    "older_tokenizer": 8,
     "chat": 2,
     "prompt_cache": 10,
     "shapes": 1,

@@ -86,6 +86,56 @@ class Gguf:
         use_model(self._path)
 
 
+class SplitGguf:
+    """A model in two GGUF files, one of which is changed."""
+
+    prints = starts_processes = False
+
+    def __init__(self, folder: Path) -> None:
+        whole = folder / "whole.gguf"
+        config = make_config("llama", vocab_size=_TOKENIZER.vocab_size)
+        fields = tokenizer.to_fields(_TOKENIZER, config.vocab_size, ends=[0], bos=0, pad=1)
+        write_gguf(whole, config, random_arrays(config), stored="f32", tokenizer_fields=fields)
+        document, data = _parse(whole)
+        whole.unlink()
+        tensors = document["tensors"]
+        half = len(tensors) // 2
+        middle = tensors[half]["offset"]
+        second = [tensor | {"offset": tensor["offset"] - middle} for tensor in tensors[half:]]
+        self._parts: list[tuple[Path, Mutator, bytes]] = []
+        for i, (own, more, its_data) in enumerate(
+            ((tensors[:half], document["fields"], data[:middle]), (second, [], data[middle:]))
+        ):
+            split = {"split.no": i, "split.count": 2, "split.tensors.count": len(tensors)}
+            part = document | {
+                "fields": [*([name, 2, n] for name, n in split.items()), *more],
+                "tensors": own,
+            }
+            path = folder / f"model-0000{i + 1}-of-00002.gguf"
+            self._parts.append((path, Mutator(part), its_data))
+
+    def change(self, i: int, rng: Random) -> str:
+        """Restore both files, and change or remove one."""
+        for path, mutator, data in self._parts:
+            path.write_bytes(_build(mutator.document, data)[0])
+        path, mutator, data = self._parts[i % 2]
+        document, what = mutator.change(i // 2, rng)
+        content, numbers = _build(plain(document), data)
+        if rng.random() < 0.2:
+            content, also = corrupt(content, numbers, rng)
+            what += f"; {also}"
+        path.write_bytes(content)
+        if rng.random() < 0.02:
+            path.unlink()
+            what = "removed"
+        self._path = rng.choice(self._parts)[0]
+        return f"{path.name}: {what}"
+
+    def read(self) -> None:
+        """Load the model by one of its parts, and generate."""
+        use_model(self._path)
+
+
 def _parse(path: Path) -> tuple[dict[str, Any], bytes]:
     """Return a file's document and the bytes of its tensors."""
     fields, tensors = header.read_header(path)
