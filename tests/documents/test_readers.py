@@ -171,10 +171,9 @@ def test_pdf_keeps_items_of_lists(read):
 
 def test_pdf_counts_word_spacing_in_the_width_of_text(read):
     for show in ("(They all li) Tj", "[(They) 0 ( all li)] TJ"):
-        line = f") Tj 5 Tw q 1 Tw Q {show} 76 0 Td 0 Tw (ved) Tj 30 0 Td (here"
-        assert read("a.pdf", make_pdf([[(50, 700, 10, line)]]))[0] == "They all lived here"
-    damaged = ") Tj /x Tw (They all li"
-    assert read("a.pdf", make_pdf([[(50, 700, 10, damaged)]]))[0] == "They all li"
+        line = f") Tj Q 5 Tw (a b) Tj 29 0 Td q 1 Tw Q {show} 76 0 Td 0 Tw (ved) Tj 30 0 Td (here"
+        line += ") Tj -135 -12 Td (now"
+        assert read("a.pdf", make_pdf([[(50, 700, 10, line)]]))[0] == "a b They all lived here now"
 
 
 def test_rtf_keeps_paragraphs_lines_and_tables(read):

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import Any, BinaryIO, NamedTuple
@@ -56,7 +57,7 @@ def read_pdf(
             raise CorpusError("is encrypted", LOCKED_HINT)
         n_pages = len(reader.pages)
         for number, page in enumerate(reader.pages):
-            pages.append(_lines(_spread_words(page)))
+            pages.append(_lines(page))
             n_pictures += _count_pictures(page)
             progress((number + 1) / n_pages)
     except (DependencyError, FileNotDecryptedError):
@@ -77,49 +78,41 @@ def read_pdf(
     yield _join_lines(text)
 
 
-def _spread_words(page: Any) -> Any:
-    """Return a page whose word spacing (Tw) is in the operands of its text, as in a TJ operator.
+def _without_word_spacing(page: Any) -> Callable[..., None]:
+    """Return a visitor of a page's operators that takes the spacing of words (Tw) from the moves
+    that follow on the same line.
 
-    pypdf counts it only there, and takes the end of a word that follows without a space for another
-    word. Text of several bytes per character has no word spacing.
+    pypdf leaves it out of the width of a text, and so takes the rest of a word for the next one.
+    Text of several bytes per character has no such spacing.
     """
-    from pypdf.generic import ArrayObject, ByteStringObject, ContentStream, FloatObject, NameObject
+    spacing = added = moved = 0.0  # per space; since the last move; by all moves on the line
+    is_simple = True
+    saved: list[float] = []
 
-    try:
-        content = ContentStream(page["/Contents"].get_object(), page.pdf, "bytes")
-        if b"Tw" not in content.get_data():
-            return page
-        fonts = page["/Resources"]["/Font"]
-        spacing = size = 0.0
-        saved: list[tuple[float, float]] = []
-        operations = []
-        for operands, operator in content.operations:
+    def visit(operator: bytes, operands: list[Any], *_: object) -> None:
+        nonlocal spacing, added, moved, is_simple
+        with suppress(LookupError, TypeError, ValueError, AttributeError):  # damaged operands
             if operator == b"Tw":
                 spacing = float(operands[0])
             elif operator == b"Tf":
-                is_simple = fonts[operands[0]]["/Subtype"] != "/Type0"
-                size = float(operands[1]) if is_simple else 0.0
+                is_simple = page["/Resources"]["/Font"][operands[0]]["/Subtype"] != "/Type0"
             elif operator == b"q":
-                saved.append((spacing, size))
-            elif operator == b"Q" and saved:
-                spacing, size = saved.pop()
-            elif operator in (b"Tj", b"TJ") and spacing and size:
-                parts = ArrayObject()
-                for part in operands[0] if operator == b"TJ" else operands:
-                    *words, last = part.split(b" ") if isinstance(part, bytes) else [part]
-                    for word in words:
-                        parts.append(ByteStringObject(word + b" "))
-                        parts.append(FloatObject(-1000 * spacing / size))
-                    parts.append(ByteStringObject(last) if isinstance(last, bytes) else last)
-                operands, operator = [parts], b"TJ"
-            operations.append((operands, operator))
-        content.operations = operations
-    except (LookupError, TypeError, ValueError, AttributeError):  # as pypdf, go on without it
-        return page
-    spread = type(page)(page.pdf, page.indirect_reference)
-    spread.update(page)
-    spread[NameObject("/Contents")] = content
-    return spread
+                saved.append(spacing)
+            elif operator == b"Q":
+                spacing = saved.pop()
+            elif operator in (b"Tj", b"TJ") and spacing and is_simple:
+                parts = operands[0] if operator == b"TJ" else operands
+                added += spacing * sum(
+                    part.count(b" ") for part in parts if isinstance(part, bytes)
+                )
+            elif operator in (b"Td", b"TD"):
+                change = moved if operands[1] else -added
+                operands[0] += change
+                moved, added = (0.0 if operands[1] else moved + added), 0.0
+            elif operator in (b"Tm", b"BT"):
+                added = moved = 0.0
+
+    return visit
 
 
 def _lines(page: Any) -> list[_Line]:
@@ -148,7 +141,7 @@ def _lines(page: Any) -> list[_Line]:
                 end_line()
             parts.append((x, y, height, piece))
 
-    page.extract_text(visitor_text=visit)
+    page.extract_text(visitor_operand_before=_without_word_spacing(page), visitor_text=visit)
     end_line()
     return lines
 
