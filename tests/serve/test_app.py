@@ -453,10 +453,13 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
     form = {"Content-Type": "text/plain"}
     answer = served.http.post("/v1/completions", content=b"{}", headers=form)
     assert answer.status_code == 415
-    for path in ("/health", "/health/"):
+    for path in ("/health", "/health/", "/health//"):
         assert served.http.get(path).json() == {"status": "ok"}
+    answer = served.post("/v1/completions/", {"prompt": "x", "max_tokens": 2})
+    assert answer.status_code == 200  # no redirect, which might lead from https to http
+    assert served.http.get("//v1/models").status_code == 404
     with socket.create_connection(("127.0.0.1", served.port)) as client:
-        line = f"GET {served.url}/health HTTP/1.1\r\n"
+        line = f"GET {served.url.replace('http', 'HTTP')}/health?x HTTP/1.1\r\n"
         client.sendall(f"{line}Host: localhost\r\nConnection: close\r\n\r\n".encode())
         with client.makefile("rb") as answer_bytes:
             assert answer_bytes.read().endswith(b'{"status":"ok"}')

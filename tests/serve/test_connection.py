@@ -1,6 +1,7 @@
 """A slow client holds neither a connection nor a request for long."""
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.models import ModelSettings, ServedModels, describe_source
-from tgen.serve.server import Connection
+from tgen.serve.server import Connection, _allow_descriptors
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -93,7 +95,9 @@ def test_slow_answers_keep_their_connection() -> None:
     asyncio.run(talk_to(app, talk, Counting))
 
 
-def test_new_connections_take_the_place_of_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_connections_take_the_place_of_the_oldest_idle_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Connection, "idle_seconds", 900)
     monkeypatch.setattr(Connection, "max_connections", 3)
 
@@ -104,10 +108,11 @@ def test_new_connections_take_the_place_of_idle_ones(monkeypatch: pytest.MonkeyP
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = writer.get_extra_info("peername")
         idle = [await asyncio.open_connection(*address) for _ in range(9)]
-        reader, last = await asyncio.open_connection(*address)
-        last.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).endswith(b"done\r\n0\r\n\r\n")
-        for _, other in (*idle, (reader, last)):
+        idle.append(await asyncio.open_connection(*address))
+        for reader, newest in idle[-2:]:
+            newest.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"done\r\n0\r\n\r\n")
+        for _, other in idle:
             other.close()
 
     asyncio.run(talk_to(app, talk))
@@ -180,3 +185,21 @@ def test_bodies_and_texts_have_a_deadline(loaded: LoadedModel) -> None:
         service.close()
 
     asyncio.run(main())
+
+
+def test_the_limit_of_open_files_is_raised_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 4096), (4096, 4096), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+    changes = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: changes.append(limit))
+    for limit in limits:
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
+        _allow_descriptors(700)
+    assert changes == [(700, 4096)]
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(TgenError, match="--max-open needs 700 open files"):
+        _allow_descriptors(700)

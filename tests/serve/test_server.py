@@ -1,5 +1,6 @@
 """Who may use the server, how much, and how it ends."""
 
+import gzip
 import json
 import signal
 import socket
@@ -15,13 +16,16 @@ from support.command import tgen
 from support.servers import JSON, LONG, ServerProcess, serving
 
 KEY = "a key with ümläut"
+ORIGIN = "https://a.example"
 
 
 @pytest.fixture(scope="module")
 def strict(chat_model: Path) -> Iterator[ServerProcess]:
-    """Return a strict server with a key, one row, a queue of one text and a small body limit."""
+    """Return a strict server with a key, one row, a queue of one text and a small body limit, which the
+    pages of two origins may use."""
     limits = ["--batch-size", 1, "--queue", 1, "--max-body", "2MB", "--strict"]
-    with serving(chat_model, *limits, key=KEY) as server:
+    origins = ["--cors", ORIGIN, "--cors", "app://obsidian.md"]
+    with serving(chat_model, *limits, *origins, key=KEY) as server:
         yield server
 
 
@@ -46,6 +50,27 @@ def test_strict_server_refuses_more_tokens_than_fit(strict: ServerProcess) -> No
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("origin", [ORIGIN, "app://obsidian.md", "https://b.example", "null"])
+def test_only_named_origins_may_use_the_server(strict: ServerProcess, origin: str) -> None:
+    path, headers = "/v1/completions", {"Origin": origin}
+    wanted = {"Access-Control-Request-Method": "POST"}
+    wanted |= {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
+    with httpx2.Client() as page:  # a preflight has no key
+        preflight = page.options(strict.url + path, headers=headers | wanted)
+        stranger = page.post(strict.url + path, headers=headers | JSON, content=b"{}")
+    answer = strict.http.post(
+        path, headers=headers | JSON, content=b'{"prompt": "x", "max_tokens": 2, "seed": 1}'
+    )
+    is_named = origin in (ORIGIN, "app://obsidian.md")
+    assert [preflight.status_code, stranger.status_code] == [200 if is_named else 400, 401]
+    assert answer.status_code == 200
+    for one in (preflight, stranger, answer):
+        allowed = one.headers.get("access-control-allow-origin")
+        assert allowed == (origin if is_named else None)
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert "x-stainless-os" in preflight.headers["access-control-allow-headers"]
 
 
 def test_key_comes_from_the_environment_and_a_taken_port_is_named(
@@ -98,6 +123,39 @@ def test_body_limit_holds_for_stated_and_unstated_lengths(strict: ServerProcess)
     with socket.create_connection(("127.0.0.1", strict.port)) as connection:
         connection.sendall(head + b"Content-Length: 2000000000\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+SMALL = b'{"prompt": "x", "max_tokens": 2, "seed": 1}'
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", gzip.compress(SMALL), 200),
+        ("X-GZIP", gzip.compress(SMALL), 200),
+        ("identity", SMALL, 200),
+        ("gzip", gzip.compress(SMALL + b" " * 2_000_000), 413),
+        ("gzip", gzip.compress(SMALL + b" " * (2_000_000 - len(SMALL))), 200),
+        ("gzip", gzip.compress(b" " * 50_000_000), 413),
+        ("gzip", gzip.compress(SMALL)[:-1], 400),
+        ("gzip", gzip.compress(SMALL) + b"x", 400),
+        ("gzip", SMALL, 400),
+        ("gzip", b"", 400),
+        ("br", SMALL, 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(SMALL)), 415),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_compressed_bodies_have_the_same_limit(
+    strict: ServerProcess, encoding: str, body: bytes, status: int
+) -> None:
+    headers = JSON | {"Content-Encoding": encoding}
+    answer = strict.http.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        plain = strict.http.post("/v1/completions", content=SMALL, headers=JSON)
+        assert answer.json()["choices"] == plain.json()["choices"]
+    assert answer.headers.get("accept-encoding") == ("gzip" if status == 415 else None)
 
 
 def test_endless_header_is_cut(strict: ServerProcess) -> None:

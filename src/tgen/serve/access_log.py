@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -69,7 +70,8 @@ class AccessLog:
         dropped = {"dropped_lines": self._n_dropped} if self._n_dropped else {}
         self._put(self._totals | {"seconds": _seconds_since(self._started)} | dropped)
         if self._thread.is_alive():
-            self._lines.put(None) if not self._lines.full() else None
+            with suppress(queue.Full):
+                self._lines.put_nowait(None)
             self._thread.join(_CLOSE_SECONDS)
 
     def _put(self, facts: Mapping[str, Any]) -> None:

@@ -1,14 +1,18 @@
 """The options of `tgen serve`: wrong ones end it before a model is loaded."""
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from support.adapters import save_adapter
 from support.command import clean_environment
 from tgen.cli.app import run
-from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name
+from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name, find_sources
+from tgen.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,18 @@ from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name
         (["--max-body", 500], 2, b"--max-body: the unit is missing"),
         (["--request-timeout", "nan"], 2, b"--request-timeout: invalid value nan"),
         (["--api-key", " "], 2, b"--api-key: the key is empty"),
+        (["--cors", "*"], 2, b"--cors '*' without a key"),
+        (["--cors", "https://a.example/"], 2, b"--cors: invalid value 'https://a.example/'"),
+        (["--cors", "a.example"], 2, b"--cors: invalid value 'a.example'"),
+        (["--cors", "null"], 2, b"--cors: invalid value 'null'"),
+        (["--cors", "https://*.example"], 2, b"--cors: invalid value 'https://*.example'"),
+        (["--log", "xml"], 2, b"--log: invalid value 'xml'"),
+        (["--max-open", 0], 2, b"--max-open: invalid value 0"),
+        (["--model-memory", 500], 2, b"--model-memory: the unit is missing"),
+        (["--model", "=shakespeare"], 2, b"--model: invalid value '=shakespeare'"),
+        (["--model", "a=shakespeare", "--model", "a=b"], 1, b"model 'b' does not exist"),
+        (["-m", "a=shakespeare", "-m", "a=shakespeare"], 2, b"two models have the name 'a'"),
+        (["--adapter", "x=nothing"], 1, b"adapter 'nothing' does not exist"),
         (["--model", "nothing"], 1, b"model 'nothing' does not exist"),
         (["--host", "192.0.2.1"], 1, b"cannot listen on 192.0.2.1:8000"),
         (["--host", "a" * 300], 1, b"cannot listen on aaa"),
@@ -62,3 +78,31 @@ def test_model_is_served_under_its_name_without_directories() -> None:
         ("x.gguf", "x.gguf", "x"),
     ):
         assert _model_name(name, Path(path)) == expected
+
+
+def test_models_and_adapters_have_names_and_bases(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "a=b", ignore=shutil.ignore_patterns("training"))
+    path, other = str(trained), str(tmp_path / "a=b")
+    adapter = str(save_adapter(tmp_path / "tuned", trained))
+
+    def find(models: list[str], adapters: Sequence[str] = ()) -> list[tuple[str, str | None]]:
+        return [(source.name, source.base) for source in find_sources(models, adapters)]
+
+    assert find([f"x={path}", path, other]) == [("x", None), ("model", None), ("a=b", None)]
+    assert find([path], [f"x={adapter}"]) == [("model", None), ("x", "model")]
+    assert find([], [adapter, f"x={adapter}"]) == [
+        ("model", None), ("tuned", "model"), ("x", "model")
+    ]  # fmt: skip
+    assert find([adapter]) == [("tuned", None)]
+    assert find([adapter, f"x={path}"]) == [("tuned", "x"), ("x", None)]
+    assert find([other, path], [adapter])[-1] == ("tuned", "model")
+    with pytest.raises(UsageError, match=r"its base .* is not served"):
+        find([other, f"x={other}"], [adapter])
+    with pytest.raises(UsageError, match="two models have the name 'model'"):
+        find([path, path])
+
+
+def test_origins_are_those_that_browsers_send() -> None:
+    given = ["HTTPS://A.example:443", "http://localhost:3000", "http://b.example:80", "*"]
+    expected = ["https://a.example", "http://localhost:3000", "http://b.example", "*"]
+    assert ServeOptions(api_key="x", cors=given).origins == expected
