@@ -57,6 +57,7 @@ def test_only_named_origins_may_use_the_server(strict: ServerProcess, origin: st
     path, headers = "/v1/completions", {"Origin": origin}
     wanted = {"Access-Control-Request-Method": "POST"}
     wanted |= {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
+    wanted["Access-Control-Request-Private-Network"] = "true"
     with httpx2.Client() as page:  # a preflight has no key
         preflight = page.options(strict.url + path, headers=headers | wanted)
         stranger = page.post(strict.url + path, headers=headers | JSON, content=b"{}")

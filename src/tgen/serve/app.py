@@ -99,6 +99,7 @@ class Service:
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
                 expose_headers=["Retry-After"],
+                allow_private_network=True,  # from pages of the internet to this machine
             )
         self._router = Starlette(
             routes=[
