@@ -21,8 +21,8 @@ ORIGIN = "https://a.example"
 
 @pytest.fixture(scope="module")
 def strict(chat_model: Path) -> Iterator[ServerProcess]:
-    """Return a strict server with a key, one row, a queue of one text and a small body limit, which the
-    pages of two origins may use."""
+    """Return a strict server with a key, one row, a queue of one text and a small body limit, which
+    the pages of two origins may use."""
     limits = ["--batch-size", 1, "--queue", 1, "--max-body", "2MB", "--strict"]
     origins = ["--cors", ORIGIN, "--cors", "app://obsidian.md"]
     with serving(chat_model, *limits, *origins, key=KEY) as server:
