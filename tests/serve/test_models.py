@@ -7,7 +7,8 @@ import re
 import shutil
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,9 @@ def names(models: ServedModels) -> list[str]:
 
 async def generate(models: ServedModels, name: str, n: int = 5) -> Job:
     """Start a text."""
-    while (served := models.find(name)) is None:
-        await models.open(name)
+    with models.visit(name) as visit:
+        await visit.wait()
+        served = models.get(name)
     served.engine.reserve(1)
     sampling = served.model.sampling({"max_new_tokens": n, "json_schema": {"type": "array"}})
     job = Job([served.model.request([5, 6], sampling)], stream=True)
@@ -210,44 +212,83 @@ def test_unloaded_models_are_freed_and_a_base_stays_with_its_adapter(
     assert [model() for model in opener.alive] == [None] * 4
 
 
+async def visit(models: ServedModels, name: str) -> None:
+    with models.visit(name) as one:
+        await one.wait()
+
+
 def test_a_model_that_generates_is_not_unloaded(other: Path) -> None:
-    sources = [describe_source(name, other, None, None) for name in "ab"]
+    sources = [describe_source(name, other, None, None) for name in "abc"]
 
     async def test(models: ServedModels) -> None:
         job = await generate(models, "a", n=40)
         await job.events()
-        opening = asyncio.create_task(models.open("b"))
-        while not models._lock.locked():
+        b, c, again = (asyncio.create_task(visit(models, name)) for name in "bca")
+        while not models._lacks_room:
             await asyncio.sleep(0)
-        leaving = asyncio.create_task(models.open("b"))  # its client leaves
-        await asyncio.sleep(0)
-        leaving.cancel()
-        assert names(models) == ["a"]
+        late = asyncio.create_task(visit(models, "a"))  # waits for its turn, though it is loaded
+        c.cancel()  # its client leaves
         with suppress(asyncio.CancelledError):
-            await leaving
+            await c
+        assert names(models) == ["a"]
+        assert not late.done()
         await finish(job)
-        await opening
-        assert names(models) == ["b"]
+        await asyncio.gather(b, again, late)
+        assert names(models) == ["a"]
+
+    assert run(sources, test, 1).names == ["a", "b", "a"]
+
+
+def test_a_model_stays_until_those_who_waited_for_it_have_used_it(other: Path) -> None:
+    sources = [describe_source(name, other, None, None) for name in "ab"]
+
+    async def test(models: ServedModels) -> None:
+        first = ExitStack()
+        of_a = first.enter_context(models.visit("a"))
+        with models.visit("b") as of_b:
+            await of_a.wait()
+            while not models._lacks_room:
+                await asyncio.sleep(0)
+            assert names(models) == ["a"]
+            first.close()
+            await of_b.wait()
+            assert names(models) == ["b"]
 
     assert run(sources, test, 1).names == ["a", "b"]
 
 
 def test_a_model_whose_client_has_left_is_loaded_once(other: Path) -> None:
     async def test(models: ServedModels) -> None:
-        leaving = asyncio.create_task(models.open("a"))
-        while models._loading is None:
+        leaving = asyncio.create_task(visit(models, "a"))
+        while models._loader is None:
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
         leaving.cancel()
-        await models.open("a")
+        await visit(models, "a")
         assert names(models) == ["a"]
         with pytest.raises(HttpError) as error:
-            models.find("b")
+            await visit(models, "b")
         assert error.value.status == 404
         models.drain()
         with pytest.raises(HttpError, match="shutting down"):
             models.check_open()
 
     assert run([describe_source("a", other, None, None)], test, None).names == ["a"]
+
+
+def test_many_clients_of_models_that_share_little_memory_get_their_texts(
+    several: ServerProcess,
+) -> None:
+    cases = [(name, seed) for seed in range(4) for name in ("a b", "other", "fine")] * 2
+
+    def ask_one(case: tuple[str, int]) -> str:
+        return str(ask(several, model=case[0], seed=case[1])["choices"][0]["text"])
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [*pool.map(ask_one, cases)]
+    half = len(cases) // 2
+    assert answers[:half] == answers[half:]
+    assert len({*answers}) == half
 
 
 def test_the_log_is_one_json_object_per_line(several: ServerProcess) -> None:

@@ -286,12 +286,13 @@ class Service:
         texts."""
         seconds = self._limits.request_seconds
         try:
-            async with asyncio.timeout(seconds):
-                while (served := self._models.find(name)) is None:
-                    await self._while_open(request, self._models.open(name))
+            with self._models.visit(name) as visit:
+                if not visit.ready.done():
+                    async with asyncio.timeout(seconds):
+                        await self._while_open(request, visit.wait())
+                return self._models.get(name)
         except TimeoutError:
             raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
-        return served
 
     async def _while_open(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Wait for work, which is cancelled if the client leaves or the server drains; then raise

@@ -6,9 +6,9 @@ A model with an adapter shares the weights of its base that the adapter does not
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import EngineThread
 from tgen.serve.grammar_check import GrammarCheck
-from tgen.serve.http_error import model_not_found, unavailable
+from tgen.serve.http_error import HttpError, model_not_found, unavailable
 from tgen.version import __version__
 
 _POLL_SECONDS = 0.05
@@ -93,6 +93,19 @@ class ServedModel:
         self.grammars.close()
 
 
+class Visit:
+    """A request that needs a model. `ready` is done when the model is loaded; it stays so until the
+    visit ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> None:
+        """Wait until the model is loaded; raises HttpError if it cannot be."""
+        await self.ready
+
+
 class ServedModels:
     """All models by name; used by one event loop, which is running."""
 
@@ -111,8 +124,9 @@ class ServedModels:
         self._load, self._settings, self._on_failure = load, settings, on_failure
         self._loaded: dict[str, ServedModel] = {}  # the most recently used last
         self._n_bytes = {source.name: source.n_bytes for source in sources}
-        self._lock = asyncio.Lock()  # one model is loaded or unloaded at a time
-        self._loading: asyncio.Task[None] | None = None
+        self._visits: list[Visit] = []  # in the order of their arrival
+        self._loader: asyncio.Task[None] | None = None  # loads for the visits that wait
+        self._lacks_room = False  # it waits for texts to end
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._draining = False
 
@@ -143,17 +157,33 @@ class ServedModels:
         if self._draining:
             raise unavailable("the server is shutting down", "shutting_down")
 
-    def find(self, name: str) -> ServedModel | None:
-        """Return a model if it is loaded; it stays so until the next await, and while it has texts.
+    @contextmanager
+    def visit(self, name: str) -> Iterator[Visit]:
+        """Keep a model in memory, once it is loaded, until the end of the block.
 
-        Raises HttpError for an unknown name.
+        Raises HttpError for an unknown name. While another model waits for room, the visit waits
+        for its turn, so that no model keeps others out for long.
         """
         if name not in self.sources:
             raise model_not_found(name, list(self.sources))
+        visit = Visit(name)
+        self._visits.append(visit)
+        if name in self._loaded and not self._lacks_room:
+            visit.ready.set_result(None)
+        elif self._loader is None or self._loader.done():
+            self._loader = asyncio.create_task(self._load_wanted())
+        try:
+            yield visit
+        finally:
+            self._visits.remove(visit)
+
+    def get(self, name: str) -> ServedModel:
+        """Return a loaded model. After its visit, it stays loaded until the next await, and while
+        it has texts."""
         for used in (name, self.sources[name].base):
             if used in self._loaded:
                 self._loaded[used] = self._loaded.pop(used)
-        return self._loaded.get(name)
+        return self._loaded[name]
 
     def add(self, name: str, model: LoadedModel, fingerprint: str) -> None:
         """Start to serve a loaded model."""
@@ -163,22 +193,6 @@ class ServedModels:
         )
         if self._draining:
             self._loaded[name].stop()
-
-    async def open(self, name: str) -> None:
-        """Load a model, after its base. If the memory is too small, wait until models that generate
-        have finished, and unload the least recently used ones.
-
-        Raises HttpError if the files cannot be loaded. Cancelling it ends the wait.
-        """
-        async with self._lock:
-            if self._loading is not None:  # for a client that has left
-                await asyncio.wait({self._loading})
-            for one in filter(None, (self.sources[name].base, name)):
-                if one not in self._loaded:
-                    await self._make_room(one, keep=self.sources[name].base)
-                    self._loading = asyncio.create_task(self._load_in_thread(self.sources[one]))
-                    self._loading.add_done_callback(_retrieve_error)
-                    await asyncio.shield(self._loading)
 
     def drain(self) -> None:
         """Accept no more texts, and drop those that have not started."""
@@ -191,6 +205,8 @@ class ServedModels:
         self._draining = True
         for served in self.loaded:
             served.stop()
+        if self._loader is not None:
+            self._loader.cancel()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def join(self, seconds: float) -> None:
@@ -198,22 +214,48 @@ class ServedModels:
         for served in self.loaded:
             served.engine.join(seconds)
 
-    async def _make_room(self, name: str, keep: str | None) -> None:
-        """Unload models until the memory has room for this one, or none but `keep` is left."""
+    async def _load_wanted(self) -> None:
+        """Load the models that visits wait for, in their order."""
+        while waiting := [visit for visit in self._visits if not visit.ready.done()]:
+            name, base = waiting[0].name, self.sources[waiting[0].name].base
+            error: HttpError | None = None
+            try:
+                for one in filter(None, (base, name)):
+                    if one not in self._loaded and await self._make_room(one, base, name):
+                        await self._load_in_thread(self.sources[one])
+            except HttpError as failure:
+                error = failure
+            for visit in self._visits:
+                if visit.name != name or visit.ready.done():
+                    continue
+                if error:
+                    visit.ready.set_exception(error)
+                elif name in self._loaded:
+                    visit.ready.set_result(None)
+
+    async def _make_room(self, name: str, base: str | None, wanted: str) -> bool:
+        """Unload models until the memory has room for this one, or none but the base is left; those
+        that generate finish first. Return False if nobody waits for the wanted model any more."""
         limit = self._settings.memory_bytes
-        while limit is not None:
-            n_bytes = sum(self._n_bytes[one] for one in (name, *self._loaded))
-            bases = {served.source.base for served in self.loaded} | {keep}
-            others = [served for served in self.loaded if served.source.name not in bases]
-            if n_bytes <= limit or not others:
-                return
-            idle = next((served for served in others if not served.n_texts), None)
-            if idle is None:
-                await asyncio.sleep(_POLL_SECONDS)
-                continue
-            del self._loaded[idle.source.name], others
-            idle.stop()
-            await self._run(idle.engine.join, _JOIN_SECONDS)
+        try:
+            while any(visit.name == wanted and not visit.ready.done() for visit in self._visits):
+                n_bytes = sum(self._n_bytes[one] for one in (name, *self._loaded))
+                bases = {served.source.base for served in self.loaded} | {base}
+                others = [served for served in self.loaded if served.source.name not in bases]
+                if limit is None or n_bytes <= limit or not others:
+                    return True
+                visited = {visit.name for visit in self._visits if visit.ready.done()}
+                idle = (one for one in others if not one.n_texts and one.source.name not in visited)
+                if (unused := next(idle, None)) is None:
+                    self._lacks_room = True
+                    await asyncio.sleep(_POLL_SECONDS)
+                    continue
+                del self._loaded[unused.source.name], others
+                unused.stop()
+                await self._run(unused.engine.join, _JOIN_SECONDS)
+            return False
+        finally:
+            self._lacks_room = False
 
     async def _load_in_thread(self, source: ModelSource) -> None:
         base = self._loaded.get(source.base or "")
@@ -247,9 +289,3 @@ def warm_up(model: LoadedModel) -> str:
     engine = model.engine
     facts = (digest(model.bundle), __version__, engine.name, engine.dtype, engine.cache_dtype)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
-def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Tell asyncio that nobody needs to hear of the error: the client has left."""
-    if not task.cancelled():
-        task.exception()
