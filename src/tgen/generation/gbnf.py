@@ -6,6 +6,8 @@ have fewer escapes than those of GBNF, and a regular expression gives more chara
 
 import re
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from llguidance.gbnf_to_lark import GbnfToLarkError
@@ -17,16 +19,21 @@ _MAX_RULES = 500
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _TOKEN = re.compile(
     r"""
-      (?P<symbol>  [ \t\r\n]+ | [0-9]+ | [|()*+?{},] )
+      (?P<space>   [ \t\r\n]+ )
+    | (?P<bar>     \| )
+    | (?P<open>    \( )
+    | (?P<close>   \) )
+    | (?P<times>   [*+?] | \{ \s* (?P<least>[0-9]+) \s* (?P<most>, \s* [0-9]* \s* )? \} )
     | (?P<comment> \#[^\n]* )
     | (?P<string>  "(?:\\.|[^"\\\n])*" )
     | (?P<class>   \[(?:\\.|[^\]\\\n])*\] )
     | (?P<any>     \. )
-    | (?P<name>    [A-Za-z][A-Za-z0-9_-]* ) (?P<defined> [ \t]*::= )?
+    | (?P<name>    [A-Za-z0-9_-]+ ) (?P<defined> [ \t]*::= )?
     | (?P<unknown> . )
     """,
     re.VERBOSE,
 )
+_MAX_INLINE = 100  # alternatives in a group; with more, they become a rule, and so a terminal
 _HEX = r"x(?P<x>[0-9A-Fa-f]{2}) | u(?P<u>[0-9A-Fa-f]{4}) | U(?P<U>[0-9A-Fa-f]{8})"
 _CHARACTER = re.compile(rf"\\(?: {_HEX} | (?P<sign>.) ) | [^\\]", re.VERBOSE)
 _SIGNS = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]"}
@@ -50,46 +57,138 @@ def gbnf_to_lark(text: str) -> LarkGrammar:
     """Convert a grammar from GBNF to Lark. Raises ValueError with the line of the first error."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
-    defined: dict[str, int] = {}  # the line of each rule, by its name in Lark
-    used: list[tuple[str, int]] = []  # names and their lines
-    pieces, line = [], 1
+    rewriter = _Rewriter()
     for match in _TOKEN.finditer(text):
         try:
-            pieces.append(_rewrite(match))
-            if match["defined"]:
-                _define(match["name"], line, defined)
+            rewriter.add(match)
         except ValueError as error:
-            raise ValueError(f"line {line}: {error}") from None
-        if match["name"]:
-            used.append((match["name"], line))
-        line += match[0].count("\n")
-    for name, where in used:
-        if _lark_name(name) not in defined:
+            raise ValueError(f"line {rewriter.line}: {error}") from None
+    for name, where in rewriter.used:
+        if name not in rewriter.defined:
             raise ValueError(f"line {where}: there is no rule {name}")
-    if "start" not in defined:
+    if "root" not in rewriter.defined:
         raise ValueError("the grammar has no rule named root")
     try:
-        lark = convert("".join(pieces))
+        lark = convert(rewriter.text())
     except GbnfToLarkError as error:
         where = error.pos.text.count("\n", 0, error.pos.pos) + 1
         reason = str(error).partition(" at line ")[0]
         raise ValueError(f"line {where}: {reason[:1].lower()}{reason[1:]}") from None
     except RecursionError:
         raise ValueError("the nesting is too deep") from None
-    return LarkGrammar(lark, _source_lines(lark, defined))
+    return LarkGrammar(lark, _source_lines(lark, rewriter.lines))
 
 
-def _rewrite(match: re.Match[str]) -> str:
-    """Return a token as the converter should read it."""
-    text, kind = match[0], match.lastgroup
-    if kind == "string":
-        return _string(text[1:-1])
-    if kind == "class":
-        return _character_class(text[1:-1])
-    if kind == "unknown":
-        problem = "is not closed on its line" if text in '"[' else "is not expected here"
-        raise ValueError(f"{text!r} {problem}")
-    return {"comment": "", "any": _ANY_CHARACTER}.get(kind or "", text)
+@dataclass
+class _Group:
+    """Parentheses, or the right side of a rule: what is known of its elements so far."""
+
+    start: int  # of the piece after the parenthesis
+    elements: int = 0
+    bars: int = 0
+    last: int = 0  # the first piece of the last element
+    repeated: bool = False  # whether the last element is repeated
+
+
+class _Rewriter:
+    """Writes the tokens of a grammar as the converter should read them: rules have numbers for
+    names, and groups for which it drops the parentheses have an empty string, too."""
+
+    def __init__(self) -> None:
+        self.line = 1
+        self.defined: dict[str, int] = {}  # the line of each rule
+        self.used: list[tuple[str, int]] = []  # names and their lines
+        self.lines = {"start": 1}  # by name in Lark
+        self._names = {"root": "root"}
+        self._pieces: list[str] = []
+        self._groups = [_Group(0)]
+        self._rule = ""
+        self._more: list[str] = []  # further rules
+
+    def add(self, match: re.Match[str]) -> None:
+        """Append a token; raises ValueError if it is not allowed."""
+        text, kind = match[0], match.lastgroup
+        group = self._groups[-1]
+        if match["defined"]:
+            self._define(match["name"])
+        elif match["name"]:
+            self.used.append((text, self.line))
+            self._element(self._name(text))
+        elif kind == "open":
+            self._element("(")
+            self._groups.append(_Group(len(self._pieces)))
+        elif kind == "close" and len(self._groups) > 1:
+            self._close(self._groups.pop())
+        elif match["times"]:
+            self._repeat(match)
+        elif kind == "string":
+            self._element(_string(text[1:-1]))
+        elif kind == "class":
+            self._element(_character_class(text[1:-1]))
+        elif kind == "any":
+            self._element(_ANY_CHARACTER)
+        elif kind == "unknown":
+            problem = "is not closed on its line" if text in '"[' else "is not expected here"
+            raise ValueError(f"{text!r} {problem}")
+        elif kind != "comment":
+            group.bars += kind == "bar"
+            self._pieces.append(text)
+        self.line += text.count("\n")
+
+    def text(self) -> str:
+        """Return the grammar."""
+        self._hoist_root()
+        return "".join([*self._pieces, *(["\n"] if self._more else []), *self._more])
+
+    def _element(self, piece: str) -> None:
+        group = self._groups[-1]
+        group.elements, group.last, group.repeated = group.elements + 1, len(self._pieces), False
+        self._pieces.append(piece)
+
+    def _close(self, group: _Group) -> None:
+        outer = self._groups[-1]
+        outer.repeated = group.elements == 1 and group.repeated
+        self._hoist(group)
+        self._pieces.append(")")
+
+    def _repeat(self, match: re.Match[str]) -> None:
+        group = self._groups[-1]
+        most = (match["most"] or "").strip(", \t\r\n")
+        if match["least"] and int(match["least"]) == 0 and (not match["most"] or most == "0"):
+            self._pieces[group.last :] = ['""']
+            return
+        if group.repeated and self._pieces[-1] == ")":
+            self._pieces[-1] = ' "")'
+        group.repeated = True
+        self._pieces.append(match[0])
+
+    def _hoist(self, group: _Group) -> None:
+        """Make a rule of the alternatives of a group if they are many."""
+        if group.bars > _MAX_INLINE:
+            name, body = self._name(f" {len(self._names)}"), "".join(self._pieces[group.start :])
+            one_line = re.sub(r"[\r\n]", " ", body)
+            self._more.append(f"{name} ::= {one_line}\n")
+            self.lines[name] = self.line
+            self._pieces[group.start :] = [name, "\n" * body.count("\n")]
+
+    def _name(self, name: str) -> str:
+        return self._names.setdefault(name, f"r{len(self._names)}")
+
+    def _define(self, name: str) -> None:
+        self._hoist_root()
+        if len(self.defined) >= _MAX_RULES:
+            raise ValueError(f"too many rules (limit {_MAX_RULES})")
+        known = self.defined.setdefault(name, self.line)
+        if known != self.line:
+            raise ValueError(f"{name} is defined again, first on line {known}")
+        self._rule = self._name(name)
+        self._pieces.append(f"{self._rule} ::=")
+        self.lines["start" if name == "root" else self._rule] = self.line
+        self._groups = [_Group(len(self._pieces))]
+
+    def _hoist_root(self) -> None:
+        if self._rule == "root":  # other rules become terminals anyway
+            self._hoist(self._groups[0])
 
 
 def _string(body: str) -> str:
@@ -144,23 +243,7 @@ def _in_class(character: str) -> str:
     return character if is_plain else f"\\x{ord(character):02x}"
 
 
-def _define(name: str, line: int, defined: dict[str, int]) -> None:
-    if len(defined) >= _MAX_RULES:
-        raise ValueError(f"too many rules (limit {_MAX_RULES})")
-    known = defined.setdefault(_lark_name(name), line)
-    if known != line:
-        same = "llguidance ignores case and the difference of - and _"
-        raise ValueError(f"{name} is defined again, first on line {known} ({same})")
-
-
-def _lark_name(name: str) -> str:
-    """Return the name that the converter gives a rule, in lower case."""
-    if name == "root":
-        return "start"
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name.replace("-", "_")).lower()
-
-
-def _source_lines(lark: str, defined: dict[str, int]) -> list[int]:
+def _source_lines(lark: str, defined: Mapping[str, int]) -> list[int]:
     """Return for each line of the Lark grammar the line of its rule."""
     lines = [1]
     for text in lark.split("\n"):
