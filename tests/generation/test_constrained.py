@@ -131,6 +131,15 @@ def test_messages_name_the_error_without_positions_in_a_grammar(trained, options
     assert error.value.message == message
 
 
+def test_classes_of_regular_expressions_are_ascii_unless_asked_for_unicode(trained):
+    model = load(trained, threads=1)
+    bias = {bytes([byte]): 99.0 for byte in (0xC3, 0xD9)}  # first bytes of letters and digits
+    for regex in (r"\d{4}", r"[^\D]{4}", r"\w{4}", r"[\w-]{4}", r"\\?(?-i:\d)"):
+        assert model.generate("a", regex=regex, bias=bias, seed=3).isascii()
+    assert not model.generate("a", regex=r"(?u)\w{4}", bias=bias, seed=3).isascii()
+    assert model.generate("a", regex=r"\\d", seed=3) == r"\d"
+
+
 @pytest.mark.parametrize("schema", [True, "true", {}])
 def test_schema_true_allows_any_json(trained, schema):
     text = load(trained, threads=1).generate(

@@ -55,6 +55,14 @@ _LARK_TOKEN = re.compile(
     r'(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?P<json>%json\s*)|(?P<rule>:)'
     r"|(?P<special><[^\s<>\[\]]+>)"
 )
+_ASCII = {
+    "d": "[0-9]",
+    "w": "[0-9A-Za-z_]",
+    "s": r"[\t\n\v\f\r\x20]",
+    "D": "[^0-9]",
+    "W": "[^0-9A-Za-z_]",
+    "S": r"[^\t\n\v\f\r\x20]",
+}
 _PLAIN = {  # reasons of llguidance: what they mean
     "lexer error": "a character is not expected here, or a string is not closed on its line",
     "no start rule found": "the grammar has no rule named start",
@@ -327,7 +335,7 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(value)
     if kind == "regex":
-        grammar: str = LLMatcher.grammar_from_regex(value)
+        grammar: str = LLMatcher.grammar_from_regex(_ascii_classes(value))
         if missing_characters:  # a text that needs one of them would get stuck before it
             pattern = json.loads(grammar)["grammars"][0]["lark_grammar"].removeprefix("start: ")
             grammar = f"start: TEXT\nTEXT: {pattern} & ~/(?s:.*){missing_characters}(?s:.*)/"
@@ -342,6 +350,14 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
             "key_separator": ": ",
         },
     )
+
+
+def _ascii_classes(regex: str) -> str:
+    r"""Return a regular expression whose \d, \w and \s are ASCII, as in JSON schemas, unless it
+    asks for Unicode by the flag u."""
+    if re.search(r"\(\?[a-zA-Z]*u", regex):
+        return regex
+    return re.sub(r"\\(.)", lambda m: _ASCII.get(m[1], m[0]), regex, flags=re.DOTALL)
 
 
 def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
