@@ -122,7 +122,10 @@ def test_invalid_constraints_raise(trained, options, words):
         ({"regex": "a|(b"}, "regex: unclosed group"),
         ({"regex": r"\1"}, "regex: backreferences are not supported"),
         ({"regex": r"\b"}, r"regex: lookarounds not supported yet; WordUnicode in regex /\b/"),
-        ({"json_schema": {"type": "string", "pattern": "a(b"}}, "json_schema: unclosed group"),
+        (
+            {"json_schema": {"type": "string", "pattern": "a(b"}},
+            "json_schema: pattern: unclosed group",
+        ),
     ],
 )
 def test_messages_name_the_error_without_positions_in_a_grammar(trained, options, message):

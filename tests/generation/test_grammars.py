@@ -127,7 +127,7 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
             'root ::= a-b\na-b ::= "x"\na-b ::= "y"\n',
             "line 3: a-b is defined again, first on line 2",
         ),
-        ('start: %json {"const": -9223372036854775808}', "line 1: a number is below -9e+18"),
+        ('start: %json {"const": -9223372036854775808}', "line 1: const: a number is below -9e+18"),
         ('start: "a"\nb: %json {"a" 1}', "line 2: "),
     ],
 )
@@ -198,3 +198,14 @@ def test_grammar_from_a_file_a_row_and_python_is_the_same(trained, tmp_path):
     result = tgen(*common, "-p", "a", "--grammar", wrong)
     assert result.returncode == 2
     assert result.stderr.decode().startswith(f"error: --grammar {wrong}: line 1: ")
+
+
+def test_json_schemas_in_lark_grammars_are_closed_and_keep_their_options(model):
+    schema = (
+        '{"type": "object",\n "x-guidance": {"whitespace_flexible": false},\n "properties": %s}'
+    )
+    grammar = f'start: "a " j\nj: %json {schema % "{}"} "!"\n'
+    assert model.generate("a", grammar=grammar, max_new_tokens=20) == "a {}!"
+    wrong = grammar.replace("{}}", '{"b": {"uniqueItems": true}}}')
+    with pytest.raises(UsageError, match=r"line 2: properties\.b: uniqueItems is not supported"):
+        model.generate("a", grammar=wrong)

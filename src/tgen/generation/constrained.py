@@ -6,7 +6,7 @@ llguidance computes which tokens are allowed. A text that cannot continue is com
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import CONSTRAINTS, SamplingConfig, raw
+from tgen.engine.base import Logits
 from tgen.errors import TgenError, UsageError
+from tgen.generation.json_schema import Translation, translate
+from tgen.generation.schema_keywords import SchemaError
 
 try:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -26,7 +29,8 @@ except ImportError:
         "pip install llguidance",
     ) from None
 
-_LOWEST = -9e18
+from tgen.generation.completion import Closing, Completer
+
 _NO_TEXT = "no text matches"
 # Below llguidance's own, 250,000: texts of one grammar share the states, of some 3 KB each.
 _MAX_STATES = 20_000
@@ -64,6 +68,10 @@ _ASCII = {
     "S": r"[^\t\n\v\f\r\x20]",
 }
 _PLAIN = {  # reasons of llguidance: what they mean
+    'min/maxProperties only supported when all keys listed in "properties" are required': (
+        "minProperties and maxProperties are only supported if all properties are required"
+    ),
+    "Schema intersection stack level exceeded": "the schema merges too many schemas",
     "lexer error": "a character is not expected here, or a string is not closed on its line",
     "no start rule found": "the grammar has no rule named start",
 }
@@ -83,11 +91,13 @@ class Matcher:
         ends: Sequence[int],
         kind: str,
         renew: Callable[[], LLMatcher],
+        closing: Closing | None = None,
     ) -> None:
         """`renew` returns a matcher of the same grammar without the states of other texts."""
         self._matcher, self._end, self._ends, self._kind = matcher, end, ends, kind
         self._renew: Callable[[], LLMatcher] | None = renew
         self._tokens: list[int] = []
+        self._closing = closing
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
@@ -110,6 +120,15 @@ class Matcher:
             self._matcher.consume_token(token)
             self._renew_if_starved()
             _check(self._matcher, self._kind)
+            if self._closing is not None:
+                self._closing.accept(token)
+
+    def choose(self, token: int, logits: Logits, n_left: int) -> int:
+        """Return an allowed token, or instead the next one of a completion if the text could not
+        be completed with `n_left` tokens after it. Tokens with logits of -inf are not chosen."""
+        if self._closing is None or token in self._ends:
+            return token
+        return self._closing.choose(self._matcher, token, logits, n_left)
 
     def _renew_if_starved(self) -> bool:
         """Replace the matcher if the texts of its grammar have used up the states, since a text
@@ -135,9 +154,13 @@ class Matcher:
 
 @dataclass
 class _Compiled:
-    """A grammar, of whose matcher each text gets a copy; None: to be compiled again."""
+    """A grammar, of whose matcher each text gets a copy; None: to be compiled again.
+
+    `longest`: of the shortest texts of the parts of a JSON schema, in characters, estimated.
+    """
 
     matcher: LLMatcher | None = None
+    longest: int = 0
 
 
 class _Tokens:
@@ -196,14 +219,20 @@ class Grammars:
 
         def renew() -> LLMatcher:
             compiled.matcher = None
-            return self.compile(*key)
+            return self.compile(*key)[0]
 
-        shared = compiled.matcher or self.compile(*key)
-        compiled.matcher = shared
-        return Matcher(shared.deep_copy(), self._end, self._ends, kind, renew)
+        if compiled.matcher is None:
+            compiled.matcher, compiled.longest = self.compile(*key)
+        closing = None
+        if kind == "json_schema":
+            closing = Closing(self._completer, compiled.longest, next(iter(self._ends), None))
+        return Matcher(compiled.matcher.deep_copy(), self._end, self._ends, kind, renew, closing)
 
-    def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> LLMatcher:
-        """Return a matcher for a constraint of this kind; raises UsageError as `matcher`."""
+    def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> tuple[LLMatcher, int]:
+        """Return what a `_Compiled` of this kind of constraint has; raises UsageError as
+        `matcher`."""
+        if kind == "json_schema":
+            return self._compile_schema(value)
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
@@ -211,21 +240,50 @@ class Grammars:
         try:
             if kind == "grammar":
                 value, lines = _to_lark(value)
-            grammar = _to_llguidance(kind, value, self._missing_characters)
-            limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
-            matcher = _on_large_stack(
-                lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), kind
-            )
         except ValueError as error:
-            hint = _CORRECT if kind == "grammar" else "use a valid JSON schema"
-            raise UsageError(f"{kind}: {error}", hint, field=kind) from None
+            raise UsageError(f"{kind}: {error}", _CORRECT, field=kind) from None
+        grammar = _to_llguidance(kind, value, self._missing_characters)
+        matcher = self._compile(kind, grammar)
         _check(matcher, kind, lines)
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        _check(first, kind)
-        if matcher.is_stopped():
-            raise _error(kind, _NO_TEXT)
-        return matcher
+        _check_first(matcher, kind)
+        return matcher, 0
+
+    def _compile(self, kind: str, grammar: str) -> LLMatcher:
+        limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
+        return _on_large_stack(
+            lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), kind
+        )
+
+    def _compile_schema(self, value: str | bytes, *, closed: bool = True) -> tuple[LLMatcher, int]:
+        """Compile a JSON schema; not `closed`: with all properties that it allows."""
+        kind = "json_schema"
+        translation, grammar = _translate(value, closed=closed)
+        matcher = self._compile(kind, grammar)
+        try:
+            if matcher.is_error():
+                self._check_patterns(translation.patterns)
+            _check(matcher, kind)
+            _check_first(matcher, kind)
+        except UsageError as error:
+            if not closed or _NO_TEXT not in error.message:
+                raise
+            return self._compile_schema(value, closed=False)
+        return matcher, translation.longest
+
+    def _check_patterns(self, patterns: Mapping[str, str]) -> None:
+        """Raise UsageError for the first invalid regular expression of a schema; by its path."""
+        for pattern, path in patterns.items():
+            alone = _schema_to_llguidance({"type": "string", "pattern": pattern})
+            matcher = LLMatcher(self._tokenizer, alone, log_level=0, limits=_LIMITS)
+            if matcher.is_error():
+                reason = _reason(matcher.get_error(), "regex")
+                raise UsageError(
+                    f"json_schema: {path}: {reason}", _CORRECT_REGEX, field="json_schema"
+                )
+
+    @cached_property
+    def _completer(self) -> Completer:
+        return Completer(self._tokens, self._tokenizer)
 
     @cached_property
     def _missing_characters(self) -> str:
@@ -272,6 +330,15 @@ def _on_large_stack(compute: Callable[[], LLMatcher], kind: str) -> LLMatcher:
         raise _error(kind, f"takes more than {_MAX_SECONDS} s to compile") from None
 
 
+def _check_first(matcher: LLMatcher, kind: str) -> None:
+    """Raise UsageError if a matcher allows no first token."""
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    _check(first, kind)
+    if matcher.is_stopped():
+        raise _error(kind, _NO_TEXT)
+
+
 def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
     if matcher.is_error():
         raise _error(kind, _reason(matcher.get_error(), kind, lines))
@@ -299,8 +366,7 @@ def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
         reason = _reason(text.replace(location[0], "", 1), kind)
         return f"line {lines[int(location[1]) - 1]}: {reason}"
     if text == "NoExtensionBias":
-        other = ", or the schema refers only to itself" if kind == "json_schema" else ""
-        return _NO_TEXT + other
+        return _NO_TEXT
     if text.startswith("Unsatisfiable schema: "):
         text = f"{_NO_TEXT} ({text.removeprefix('Unsatisfiable schema: ')})"
     elif found := re.findall(r"^error: (.+)$", text, re.MULTILINE):  # of the regex parser
@@ -308,7 +374,7 @@ def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
     else:
         text = re.split(r"\n\s+\d+ \| ", text)[0]  # the lines of the grammar
         text = re.sub(r'^at \d+\(\d+\): (invalid regex ".*" \(in regex\): )?', "", text)
-    if kind == "grammar":
+    if kind in ("grammar", "json_schema"):
         text = _PLAIN.get(text.strip(), text)
     return " ".join(text.split())[:200]
 
@@ -340,16 +406,7 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
             pattern = json.loads(grammar)["grammars"][0]["lark_grammar"].removeprefix("start: ")
             grammar = f"start: TEXT\nTEXT: {pattern} & ~/(?s:.*){missing_characters}(?s:.*)/"
         return grammar
-    value = _check_schema(value)
-    # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
-    return LLMatcher.grammar_from_json_schema(
-        value,
-        overrides={
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-        },
-    )
+    raise ValueError(f"no grammar of {kind}")
 
 
 def _ascii_classes(regex: str) -> str:
@@ -360,16 +417,29 @@ def _ascii_classes(regex: str) -> str:
     return re.sub(r"\\(.)", lambda m: _ASCII.get(m[1], m[0]), regex, flags=re.DOTALL)
 
 
+def _schema_to_llguidance(schema: Any) -> str:
+    # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema),
+        overrides={
+            "whitespace_flexible": False,
+            "item_separator": ", ",
+            "key_separator": ": ",
+        },
+    )
+
+
 def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
     """Return a Lark grammar, and for each of its lines the line of `grammar`.
 
-    Raises ValueError for what cannot be converted, and for schemas that `_check_schema` refuses.
+    Raises ValueError for what cannot be converted, and for schemas that cannot be translated.
     """
     from tgen.generation.gbnf import gbnf_to_lark, is_gbnf
 
     _check_length(grammar)
     if is_gbnf(grammar):
         return gbnf_to_lark(grammar)
+    pieces, start = [], 0
     end = n_rules = 0
     while match := _LARK_TOKEN.search(grammar, end):
         end = match.end()
@@ -379,8 +449,10 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
             raise ValueError(f"line {line}: special tokens are not supported (got {match[0]})")
         if match["json"]:
             try:
-                schema, end = json.JSONDecoder().raw_decode(grammar, end)
-                _check_numbers(schema)
+                schema, after = json.JSONDecoder().raw_decode(grammar, end)
+                lines = "\n" * grammar.count("\n", end, after)
+                pieces += [grammar[start:end], _inline(schema, lines)]
+                start = end = after
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {error.lineno}: %json: {error.msg}") from None
             except (RecursionError, ValueError) as error:
@@ -390,46 +462,38 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
                 raise ValueError(f"line {line}: {reason}") from None
     if n_rules > _MAX_RULES:
         raise ValueError(f"too many rules (got {n_rules:,}, limit {_MAX_RULES:,})")
-    return grammar, range(1, grammar.count("\n") + 2)
+    lark = "".join([*pieces, grammar[start:]])
+    return lark, range(1, lark.count("\n") + 2)
 
 
-def _check_schema(schema: str | bytes) -> str | bytes:
-    """Return a schema that is an object; raise ValueError if it is neither that nor `true`.
+def _inline(schema: Any, lines: str) -> str:
+    """Return a JSON schema of a Lark grammar for llguidance, with as many line breaks."""
+    key = "x-guidance"  # llguidance's options, such as white space
+    options = {key: schema[key]} if isinstance(schema, dict) and key in schema else {}
+    translated = translate(schema).schema
+    if not isinstance(translated, dict):
+        translated = {"allOf": [translated]}
+    return "{" + lines + json.dumps(translated | options)[1:]
 
-    Numbers near -2^63 and below are refused too: llguidance 1.9 refuses them as a minimum, and
-    overflows the stack for them as a constant or a maximum.
-    """
-    _check_length(schema)
+
+def _translate(schema: str | bytes, *, closed: bool) -> tuple[Translation, str]:
+    """Translate a JSON schema into a grammar of llguidance; raises UsageError."""
     try:
-        parsed = json.loads(schema)
-        _check_numbers(parsed)
+        _check_length(schema)
+        translation = translate(json.loads(schema), closed=closed)
+        return translation, _schema_to_llguidance(translation.schema)
+    except SchemaError as error:
+        reason, hint = str(error), error.hint
     except RecursionError:
-        raise ValueError("the nesting is too deep") from None
-    if parsed is True:
-        return "{}"
-    if parsed is False:
-        raise _error("json_schema", f"{_NO_TEXT} the schema false")
-    if not isinstance(parsed, dict):
-        raise ValueError("not an object, true or false")
-    return schema
+        reason, hint = "the nesting is too deep", "use a valid JSON schema"
+    except ValueError as error:
+        reason, hint = str(error), "use a valid JSON schema"
+    raise UsageError(f"json_schema: {reason}", hint, field="json_schema")
 
 
 def _check_length(text: str | bytes) -> None:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
-
-
-def _check_numbers(schema: Any) -> None:
-    if _has_lowest(schema):
-        raise ValueError(f"a number is below {_LOWEST:.0e}")
-
-
-def _has_lowest(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_lowest, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_lowest, value))
-    return isinstance(value, int | float) and value < _LOWEST
 
 
 def _possible_choices(choices: Sequence[str | bytes], ban: Sequence[str | bytes]) -> list[str]:

@@ -441,6 +441,11 @@ def _sample(
                 positions=[len(state.tokens) for state in states],
                 explanations=removed if sampling.explain else (),
             )
+            if sampling.json_schema is not None:
+                ids = [
+                    state.choose(token, row)
+                    for state, token, row in zip(states, ids, group_logits, strict=True)
+                ]
         except Exception as error:
             if len(group) > 1:
                 waiting += [[one] for one in group]

@@ -165,6 +165,13 @@ class SequenceState:
                 raise UsageError("no token is allowed next", "relax --ban or the constraint")
             logits[sorted(self._vocabulary.ends)] = 0
 
+    def choose(self, token: int, logits: Logits) -> int:
+        """Return a sampled token, or instead one that completes the text within its limit; `logits`
+        (V,) are those of `process_logits`."""
+        if self._matcher is None:
+            return token
+        return self._matcher.choose(token, logits, self.max_length - len(self.tokens) - 1)
+
     def append(self, token: int) -> tuple[bytes, Finish | None]:
         """Append a token; return the text that can be shown and why the sequence ends, if so."""
         self.tokens.append(token)

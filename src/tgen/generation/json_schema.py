@@ -1,0 +1,534 @@
+"""A user's JSON schema as the schema that llguidance compiles: its texts are valid under the
+user's, and they end.
+
+Objects with `properties` are closed unless `additionalProperties` says otherwise; numbers, strings
+and arrays without limits get them. The result may allow less than the user's schema, never more.
+
+A schema becomes a union of conjunctions of simple schemas: `anyOf` and `oneOf` are distributed over
+`allOf` and `$ref`, so that a merged object is closed as a whole.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+from tgen.generation.schema_keywords import (
+    COMBINED,
+    FAR,
+    TYPES,
+    SchemaError,
+    is_known,
+    join,
+    negate,
+    simplify,
+)
+from tgen.generation.schema_references import References
+
+MAX_INTEGER = 2**53 - 1  # the largest that every JSON reader represents exactly
+MAX_LENGTH = 16_384  # characters of a string without maxLength, pattern and format
+MAX_ITEMS = 1_000  # of an array without maxItems
+DECIMALS = 9  # of a number; llguidance's multipleOf has no more
+_MAX_ALTERNATIVES = 1_000  # conjunctions of a schema
+_MAX_STEPS = 100_000  # of distribution
+_MAX_DEPTH = 3
+
+
+@dataclass
+class Translation:
+    """A schema for llguidance, and what else is known about it."""
+
+    schema: Any = True
+    notes: list[str] = field(default_factory=list)
+    patterns: dict[str, str] = field(default_factory=dict)  # regular expression -> its path
+    longest: int = 0  # of the shortest texts of its parts, in characters, estimated
+
+
+class _Part(NamedTuple):
+    """The keywords of a schema without `COMBINED`, or a reference."""
+
+    keywords: dict[str, Any]
+    path: str
+    target: Any = None  # of the reference
+
+
+_Conjunction = list[_Part]
+
+
+class _Names(NamedTuple):
+    """The properties of a closed object."""
+
+    names: list[str]
+    patterns: list[str]
+
+
+def translate(schema: Any, *, closed: bool = True) -> Translation:
+    """Translate a schema; not `closed`: objects stay open.
+
+    Raises SchemaError, and RecursionError if the nesting is too deep.
+    """
+    translator = _Translator(unwrap(schema), closed=closed)
+    if isinstance(translator.root, dict) and translator.root and not is_known(translator.root):
+        names = ", ".join(translator.root)[:60]
+        translator.result.notes.append(f"no keyword of JSON Schema: {names}; all JSON is allowed")
+    root = translator.schema(translator.root, "")
+    while translator.waiting:  # in a loop: a chain of references may be long
+        name, target, path, closed = translator.waiting.pop()
+        translator.definitions[name] = translator.definition(target, path, closed=closed)
+    result, definitions = translator.result, translator.definitions
+    sizes, size, result.longest = _shortest(root, definitions)
+    if size == math.inf:
+        for name, (path, ref) in translator.references.items():
+            if sizes[name] == math.inf and definitions[name] is not False:
+                reason = "refers only to itself, or needs itself without end"
+                hint = "let one of its properties be absent or null"
+                raise SchemaError(path, f"no text matches: {ref} {reason}", hint)
+        raise SchemaError("", "no text matches the schema", "use one that some text matches")
+    dead = {f"#/$defs/{name}" for name, one in sizes.items() if one == math.inf}
+    living = {
+        name: _without(one, dead) for name, one in definitions.items() if sizes[name] != math.inf
+    }
+    root = _without(root, dead)
+    result.schema = {"allOf": [root], "$defs": living} if living else root
+    return result
+
+
+def _without(schema: Any, dead: set[str]) -> Any:
+    """Return a schema with false in place of references of which no text can exist."""
+    if not dead:
+        return schema
+    if isinstance(schema, list):
+        return [_without(one, dead) for one in schema]
+    if isinstance(schema, dict) and schema.get("$ref") not in dead:
+        return {key: _without(one, dead) for key, one in schema.items()}
+    return False if isinstance(schema, dict) else schema
+
+
+def unwrap(schema: Any) -> Any:
+    """Return the schema in OpenAI's `response_format` or its `json_schema`."""
+    if isinstance(schema, dict) and schema.get("type") == "json_schema":
+        schema = schema.get("json_schema", schema)
+    wrapped = isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
+    if wrapped and {"name"} <= schema.keys() <= {"name", "schema", "strict", "description"}:
+        return schema["schema"]
+    return schema
+
+
+class _Translator:
+    def __init__(self, root: Any, *, closed: bool) -> None:
+        self.root, self.result, self._closed = root, Translation(), closed
+        self.definitions: dict[str, Any] = {}
+        self.waiting: list[tuple[str, Any, str, bool]] = []  # definitions to come
+        self.references: dict[
+            str, tuple[str, str]
+        ] = {}  # by definition: path and text of the first
+        self._names: dict[tuple[int, bool], str] = {}
+        self._kept: list[Any] = []  # schemas in `_seen`, since an id may be used again
+        self._seen: dict[tuple[int, bool], Any] = {}  # translations by the id of the schema
+        self._merged: dict[tuple[int, ...], Any] = {}  # by the ids of their parts
+        self._resolve, self._steps = References(root).resolve, 0
+        self._depth = 0  # of properties by which alternatives are told apart
+
+    def schema(self, schema: Any, path: str, *, closed: bool = True) -> Any:
+        """Return a schema for llguidance; not `closed`: for a part of a merged value, which gets
+        its limits elsewhere."""
+        if isinstance(schema, bool):
+            return self.definition(schema, path, closed=closed)
+        key = id(schema), closed
+        if key not in self._seen:
+            self._kept.append(schema)
+            self._seen[key] = {"properties": {}}  # so that a schema within itself is a reference
+            self._seen[key] = self.definition(schema, path, closed=closed)
+            return self._seen[key]
+        known = self._seen[key]
+        if isinstance(known, dict) and any(isinstance(v, (dict, list)) for v in known.values()):
+            return self._define(_Part({"$ref": path}, path, schema), closed=closed)
+        return known
+
+    def definition(self, schema: Any, path: str, *, closed: bool) -> Any:
+        merged = [self._merge(one, closed=closed) for one in self._alternatives(schema, path)]
+        options = [option for option in merged if option is not False]
+        if len(options) < 2:
+            return options[0] if options else False
+        return {"anyOf": options}
+
+    def _alternatives(
+        self, schema: Any, path: str, chain: Sequence[int] = ()
+    ) -> list[_Conjunction]:
+        """Return conjunctions, of which a value must satisfy one. A reference alone stays one.
+
+        `chain` has the targets of the references that are being replaced.
+        """
+        if isinstance(schema, bool):
+            return [[]] if schema else []
+        self._count(1, path)
+        core, notes = simplify(schema, path, self._resolve)
+        self.result.notes += [note for note in notes if note not in self.result.notes]
+        own = {key: value for key, value in core.items() if key not in COMBINED}
+        result: list[_Conjunction] = [[_Part(own, path)] if own else []]
+        for key, value in core.items():
+            where = join(path, key)
+            if key == "$ref":
+                reference = _Part({"$ref": value}, path, self._resolve(schema, path))
+                result = self._product(result, [[reference]], path)
+            elif key == "allOf":
+                for i, one in enumerate(value):
+                    more = self._alternatives(one, f"{where}[{i}]", chain)
+                    result = self._product(result, more, path)
+            elif key in ("anyOf", "oneOf"):
+                options = [
+                    self._alternatives(one, f"{where}[{i}]", chain) for i, one in enumerate(value)
+                ]
+                if key == "oneOf":
+                    options = self._separate(value, options, where)
+                result = self._product(result, [one for option in options for one in option], path)
+        if len(result) == 1 and len(result[0]) == 1:
+            return result
+        return [whole for one in result for whole in self._replace(one, chain)]
+
+    def _product(
+        self, left: list[_Conjunction], right: list[_Conjunction], path: str
+    ) -> list[_Conjunction]:
+        n = len(left) * len(right)
+        self._count(n if n <= _MAX_ALTERNATIVES else _MAX_STEPS, path)
+        return [one + two for one, two in product(left, right)]
+
+    def _count(self, steps: int, path: str) -> None:
+        self._steps += steps
+        if self._steps >= _MAX_STEPS:
+            message = "too many combinations of alternatives"
+            raise SchemaError(path, message, "use fewer anyOf, oneOf, not, if and dependencies")
+
+    def _replace(self, conjunction: _Conjunction, chain: Sequence[int]) -> list[_Conjunction]:
+        """Replace references by what they refer to, unless the conjunction is one reference."""
+        if len(conjunction) == 1 or all(part.target is None for part in conjunction):
+            return [conjunction] if _types(conjunction) else []
+        result: list[_Conjunction] = [[]]
+        for part in conjunction:
+            more = [[part]] if part.target is None else self._expand(part.target, part.path, chain)
+            result = self._product(result, more, part.path)
+        return [whole for whole in result if _types(whole)]
+
+    def _expand(self, schema: Any, path: str, chain: Sequence[int] = ()) -> list[_Conjunction]:
+        """Return the alternatives of a schema without references."""
+        if id(schema) in chain:  # a value that must satisfy itself: nothing more
+            return [[]]
+        inner = (*chain, id(schema))
+        result = []
+        for one in self._alternatives(schema, path, inner):
+            if len(one) == 1 and one[0].target is not None:
+                result += self._expand(one[0].target, path, inner)
+            else:
+                result.append(one)
+        return result
+
+    def _separate(
+        self, schemas: Sequence[Any], options: list[list[_Conjunction]], path: str
+    ) -> list[list[_Conjunction]]:
+        """Return the alternatives of `oneOf`, each without the values of others."""
+        expanded = [self._expand(one, path) for one in schemas]
+        for (i, a), (j, b) in combinations(enumerate(expanded), 2):
+            if all(self._disjoint(one, two) for one, two in product(a, b)):
+                continue
+            for mine, other in ((i, j), (j, i)):
+                try:
+                    opposite = negate(schemas[other], f"{path}[{other}]", self._resolve)
+                except SchemaError:
+                    message = f"alternatives {i} and {j} may match the same value"
+                    hint = "use anyOf, or require a property with another const in each"
+                    raise SchemaError(path, message, hint) from None
+                without = self._alternatives(opposite, path)
+                whole = self._product(options[mine], without, path)
+                options[mine] = [c for one in whole for c in self._replace(one, ())]
+        return options
+
+    def _disjoint(self, one: _Conjunction, two: _Conjunction) -> bool:
+        """Return whether surely no value satisfies both."""
+        both = [*one, *two]
+        types = _types(both)
+        if not types:
+            return True
+        lists = [map(_canonical, v) for part in both if (v := _values(part)) is not None]
+        if lists and not set.intersection(*map(set, lists)):
+            return True
+        if types <= {"number", "integer"}:
+            low, high = _range(part.keywords for part in both)
+            return low > high
+        if types != {"object"}:
+            return False
+        for name in {name for part in both for name in part.keywords.get("required", ())}:
+            found = [
+                part.keywords.get("properties", {}).get(name)
+                if name in part.keywords.get("properties", {})
+                else part.keywords.get("additionalProperties", True)
+                if "patternProperties" not in part.keywords
+                else True
+                for part in both
+            ]
+            if False in found:
+                return True
+            schemas = [one for one in found if one is not True]
+            if len(schemas) > 1 and self._depth < _MAX_DEPTH:
+                self._depth += 1
+                options = [self._expand(one, "") for one in schemas]
+                apart = any(
+                    all(self._disjoint(a, b) for a, b in product(*pair))
+                    for pair in combinations(options, 2)
+                )
+                self._depth -= 1
+                if apart:
+                    return True
+        return False
+
+    def _merge(self, conjunction: _Conjunction, *, closed: bool) -> Any:
+        """Return the schema of a conjunction."""
+        if not conjunction:
+            return self._any() if closed else True
+        if conjunction[0].target is not None:
+            return self._define(conjunction[0], closed=closed)
+        positions = [_positions(part.keywords) for part in conjunction]
+        shared = {position for a, b in combinations(positions, 2) for position in a & b}
+        if any({"properties", "patternProperties"} <= part.keywords.keys() for part in conjunction):
+            shared.add(("patternProperties", ""))  # llguidance merges what matches both
+        parts = [self._emit(part, shared, closed=closed) for part in conjunction]
+        limits = self._limits(conjunction, shared) if closed else {}
+        if len(parts) > 1:
+            return {"allOf": [*parts, *([limits] if limits else [])]}
+        properties = parts[0].get("properties", {}) | limits.pop("properties", {})
+        return parts[0] | limits | ({"properties": properties} if properties else {})
+
+    def _emit(self, part: _Part, shared: set[tuple[str, str]], *, closed: bool) -> dict[str, Any]:
+        """Return the keywords of a part; properties of several parts are left to `_limits`."""
+        result: dict[str, Any] = {}
+        for key, value in part.keywords.items():
+            path, whole = join(part.path, key), closed and (key, "") not in shared
+            if key == "properties":
+                result[key] = {
+                    name: True
+                    if closed and (key, name) in shared
+                    else self.schema(one, f"{path}.{name}", closed=closed)
+                    for name, one in value.items()
+                }
+            elif key == "patternProperties":
+                result[key] = {
+                    pattern: self.schema(one, f"{path}.{pattern}", closed=whole)
+                    for pattern, one in value.items()
+                }
+                self.result.patterns |= {pattern: f"{path}.{pattern}" for pattern in value}
+            elif key == "prefixItems":
+                result[key] = [
+                    self.schema(one, f"{path}[{i}]", closed=whole) for i, one in enumerate(value)
+                ]
+            elif key in ("items", "additionalProperties"):
+                result[key] = self.schema(value, path, closed=whole)
+            else:
+                result[key] = value
+            if key == "pattern":
+                self.result.patterns[value] = path
+        return result
+
+    def _limits(self, conjunction: _Conjunction, shared: set[tuple[str, str]]) -> dict[str, Any]:
+        """Return the keywords that bound and close a value without limits of its own."""
+        types, keywords = _types(conjunction), [part.keywords for part in conjunction]
+        given, single = {key for one in keywords for key in one}, len(conjunction) == 1
+        limits: dict[str, Any] = {}
+        for name in sorted(name for key, name in shared if key == "properties"):
+            parts = [part for part in conjunction if name in part.keywords.get("properties", {})]
+            schemas = [part.keywords["properties"][name] for part in parts]
+            whole = self._merged.setdefault(tuple(map(id, schemas)), {"allOf": schemas})
+            path = join(parts[0].path, f"properties.{name}")
+            limits.setdefault("properties", {})[name] = self.schema(whole, path)
+        if given & {"const", "enum"}:
+            return limits
+        limits |= _number_limits(keywords, types)
+        if "string" in types and not given & {"maxLength", "pattern", "format"}:
+            limits["maxLength"] = max(MAX_LENGTH, *(k.get("minLength", 0) for k in keywords), 0)
+        if "array" in types and "maxItems" not in given:
+            limits["maxItems"] = max(MAX_ITEMS, *(k.get("minItems", 0) for k in keywords), 0)
+        if "array" in types and single and "items" not in given:
+            limits["items"] = self._any()
+        named = _closed_names(keywords) if self._closed else None
+        if "object" in types and named is not None:
+            declared = {name for one in keywords for name in one.get("properties", ())}
+            more: dict[str, Any] = {
+                name: True if name in declared else self._any()
+                for name in named.names
+                if not single or name not in declared
+            }
+            limits["properties"] = more | limits.get("properties", {})
+            if not single and named.patterns:
+                limits["patternProperties"] = dict.fromkeys(named.patterns, True)
+            limits["additionalProperties"] = False
+        elif "object" in types and single and "additionalProperties" not in given:
+            limits["additionalProperties"] = self._any()
+        return limits
+
+    def _define(self, part: _Part, *, closed: bool) -> dict[str, str]:
+        key = id(part.target), closed
+        name = self._names.setdefault(key, str(len(self._names)))
+        if name not in self.references:
+            self.references[name] = part.path, str(part.keywords["$ref"])
+            self.waiting.append((name, part.target, join(part.path, "$ref"), closed))
+            self.definitions[name] = True  # in this order; see `_shortest`
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _any(self) -> dict[str, str]:
+        """Return a reference to any JSON value within the limits."""
+        ref = {"$ref": "#/$defs/any"}
+        self.definitions["any"] = {
+            "anyOf": [
+                {"type": ["null", "boolean"]},
+                {"type": "number", **_number_limits([], {"number"})},
+                {"type": "string", "maxLength": MAX_LENGTH},
+                {"type": "array", "items": ref, "maxItems": MAX_ITEMS},
+                {"type": "object", "additionalProperties": ref},
+            ]
+        }
+        return ref
+
+
+def _positions(keywords: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return the places in a value for which keywords have schemas."""
+    result = {("properties", name) for name in keywords.get("properties", ())}
+    for group in (("items", "prefixItems"), ("additionalProperties", "patternProperties")):
+        if any(key in keywords for key in group):
+            result |= {(key, "") for key in group}
+    return result
+
+
+def _types(conjunction: _Conjunction) -> set[str]:
+    """Return the types that all parts allow; a number may be an integer, too."""
+    types = {*TYPES, "integer"}
+    for part in conjunction:
+        given = part.keywords.get("type", [*TYPES])
+        names = {given} if isinstance(given, str) else set(given)
+        types &= names | ({"integer"} if "number" in names else set())
+        if (values := _values(part)) is not None:
+            types &= {name for value in values for name in _types_of(value)}
+    return types
+
+
+def _values(part: _Part) -> list[Any] | None:
+    """Return the values that a part lists, if it does."""
+    if "const" in part.keywords:
+        return [part.keywords["const"]]
+    values: list[Any] | None = part.keywords.get("enum")
+    return values
+
+
+def _types_of(value: Any) -> set[str]:
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
+    names = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+    return {names.get(type(value), "null")}
+
+
+def _canonical(value: Any) -> Any:
+    """Return an object that equals another if JSON says that the values are equal."""
+    if isinstance(value, list):
+        return ("array", *map(_canonical, value))
+    if isinstance(value, dict):
+        return ("object", *((name, _canonical(value[name])) for name in sorted(value)))
+    return value if isinstance(value, str) else (type(value) is bool, value)
+
+
+def _range(keywords: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    low, high = -math.inf, math.inf
+    for one in keywords:
+        low = max(low, one.get("minimum", low), one.get("exclusiveMinimum", low))
+        high = min(high, one.get("maximum", high), one.get("exclusiveMaximum", high))
+    return low, high
+
+
+def _number_limits(keywords: Sequence[dict[str, Any]], types: set[str]) -> dict[str, Any]:
+    """Return limits of numbers that have none."""
+    low, high = _range(keywords)
+    limits: dict[str, Any] = {}
+    if not types & {"number", "integer"}:
+        return limits
+    if low == -math.inf:
+        limits["minimum"] = -MAX_INTEGER if high > -MAX_INTEGER / 2 else -FAR
+    if high == math.inf and low < FAR:
+        limits["maximum"] = MAX_INTEGER if low < MAX_INTEGER / 2 else FAR
+    coarse = all(x == 0 or abs(x) > 1e-6 for x in (low, high)) and high - low > 1e-6
+    if "number" in types and coarse and not any("multipleOf" in one for one in keywords):
+        limits["multipleOf"] = 10**-DECIMALS
+    return limits
+
+
+def _closed_names(keywords: Sequence[dict[str, Any]]) -> _Names | None:
+    """Return the properties of an object that is closed by default; None for an open one."""
+    if any(key in one for one in keywords for key in ("additionalProperties", "const", "enum")):
+        return None
+    properties = [one["properties"] for one in keywords if "properties" in one]
+    patterns = [pattern for one in keywords for pattern in one.get("patternProperties", ())]
+    # Properties that are only forbidden come from `not` and the like.
+    declares = any(not one or any(v is not False for v in one.values()) for one in properties)
+    if not declares and not patterns:
+        return None
+    names = [name for one in properties for name, value in one.items() if value is not False]
+    names += [name for one in keywords for name in one.get("required", ())]
+    names = list(dict.fromkeys(names))
+    fewest = max(one.get("minProperties", 0) for one in keywords)
+    return _Names(names, patterns) if patterns or fewest <= len(names) else None
+
+
+def _shortest(root: Any, definitions: dict[str, Any]) -> tuple[dict[str, float], float, int]:
+    """Return estimates of the shortest texts of the definitions and of the root, in characters,
+    infinite without a text; and the largest of any part that has one."""
+    sizes = dict.fromkeys(definitions, math.inf)
+    longest = 0.0
+
+    def size(schema: Any) -> float:
+        nonlocal longest
+        result = _size(schema, size, sizes) if isinstance(schema, dict) else 1.0
+        result = math.inf if schema is False else result
+        longest = longest if result == math.inf else max(longest, result)
+        return result
+
+    changed = True
+    while changed:  # few passes: most references lead to later definitions
+        before = sum(one == math.inf for one in sizes.values())
+        for name in reversed(definitions):
+            sizes[name] = min(sizes[name], size(definitions[name]))
+        changed = sum(one == math.inf for one in sizes.values()) < before
+    return sizes, size(root), int(longest)
+
+
+def _size(schema: dict[str, Any], size: Callable[[Any], float], sizes: dict[str, float]) -> float:
+    """Return an estimate of the shortest text of a schema for llguidance."""
+    if "$ref" in schema:
+        name: str = schema["$ref"]
+        return sizes[name.removeprefix("#/$defs/")]
+    if "anyOf" in schema:
+        return min(map(size, schema["anyOf"]), default=math.inf)
+    if "allOf" in schema:
+        return sum(map(size, schema["allOf"]))
+    if (values := _values(_Part(schema, ""))) is not None:
+        return min((len(json.dumps(value)) for value in values), default=math.inf)
+    properties, given = schema.get("properties", {}), schema.get("type", "null")
+    fields = {name: len(name) + 6 + size(value) for name, value in properties.items()}
+    first = [size(one) + 2 for one in schema.get("prefixItems", ())]
+    n, rest = schema.get("minItems", 0), size(schema.get("items", True)) + 2
+    free = [schema.get("additionalProperties", True), *schema.get("patternProperties", {}).values()]
+    others = min(map(size, free)) + 20
+    required = schema.get("required", ())
+    missing = max(0, schema.get("minProperties", 0) - len(required))
+    optional = sorted(one for name, one in fields.items() if name not in required)[:missing]
+    missing -= len(optional)
+    matched = 30 if "pattern" in schema or "format" in schema else 0
+    digits = len(str(schema.get("minimum", 0))) + len(str(schema.get("maximum", "")))
+    lengths = {
+        "string": 2 + schema.get("minLength", 0) + matched,
+        "array": 2 + sum(first[:n]) + (rest * (n - len(first)) if n > len(first) else 0),
+        "object": 2
+        + sum(fields.get(name, others) for name in required)
+        + sum(optional)
+        + (others * missing if missing else 0),
+        "number": digits,
+        "integer": digits,
+    }
+    types = [given] if isinstance(given, str) else given
+    return min((float(lengths.get(one, 4)) for one in types), default=math.inf)
