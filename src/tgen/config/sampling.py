@@ -125,15 +125,15 @@ class SamplingConfig:
     )
     json_schema: str | Mapping[str, Any] | bool | None = _constraint(
         None,
-        "Generate a JSON document that is valid under the schema in FILE.",
+        "Generate a JSON document that is valid under this JSON schema.",
         "--json-schema",
-        metavar="FILE",
+        metavar="FILE|TEXT",
     )
     grammar: str | None = _constraint(
         None,
-        "Generate a text that the Lark or GBNF grammar in FILE allows.",
+        "Generate a text that this Lark or GBNF grammar allows.",
         "--grammar",
-        metavar="FILE",
+        metavar="FILE|TEXT",
     )
     logprobs: int = _output(
         0,

@@ -82,6 +82,25 @@ def test_ids_as_options_of_a_text_and_of_a_row(generate):
     assert "--logit-bias: invalid token id 99999999, expected ids below" in err
 
 
+def test_schemas_and_grammars_may_be_given_as_text(generate, tmp_path):
+    schema = {"type": "array", "items": {"enum": ["x"], "format": "path"}, "minItems": 2}
+    text = json.dumps(schema | {"maxItems": 2})
+    status, out, err = generate("-p", "a", "--json-schema", text)
+    assert (status, json.loads(out)) == (0, ["x", "x"])
+    assert 'note: --json-schema: items.format: "path" is not checked' in err
+    (tmp_path / "schema").write_text(text)
+    assert generate("-p", "a", "--json-schema", tmp_path / "schema")[1] == out
+    for grammar in ('root ::= "y" b\nb ::= "z"', 'start: "y" B\nB: "z"', 'start: "yz"'):
+        assert generate("-p", "a", "-q", "--grammar", grammar)[:2] == (0, "yz")
+    assert (
+        "--json-schema: not: the opposite"
+        in generate("-p", "a", "--json-schema", '{"not": {"pattern": ""}}')[2]
+    )
+    assert (
+        "--grammar: line 1: there is no rule a" in generate("-p", "a", "--grammar", "root ::= a")[2]
+    )
+
+
 @pytest.mark.parametrize("text", ['["a,b",3]', '["a,b"', "[]", '["a", ""]', "[1]"])
 def test_choices_that_are_no_list_of_strings_are_refused(generate, text):
     status, out, err = generate("-p", "a", "-q", "--choices", text)

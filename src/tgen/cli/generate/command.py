@@ -17,6 +17,7 @@ from tgen.cli.generate.options import (
     GenerateOptions,
     files_in_errors,
     literal_escapes,
+    schema_notes,
 )
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
 from tgen.cli.phases import end_phase
@@ -93,6 +94,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
         console.print_status(f"warning: {warning}", quiet=quiet)
+    for note in schema_notes(options.sampling):
+        console.print_status(f"note: {note}", quiet=quiet)
     for line in output.status_lines(shown, seed, defaults, given=options.sampling):
         console.print_status(line, quiet=quiet)
     messages = None

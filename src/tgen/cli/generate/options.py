@@ -30,6 +30,7 @@ MAX_SAMPLES = 1 << 16
 _MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
+_GRAMMAR = re.compile(r"::=|^\s*(//.*\s+)*\??[A-Za-z_]\w*\s*:\s*[^\s\\/]|\n")  # no path has these
 _NOT_CACHED = "input_file chat interactive no_kv_cache"  # does not use a cache file
 PANELS = (
     _CHAT,
@@ -100,12 +101,16 @@ def files_in_errors(sampling: Mapping[str, Any]) -> Iterator[None]:
         raise UsageError(message, error.hint, field=error.field) from None
 
 
-def _read_schema(path: Path) -> str:
-    return _read_text("--json-schema", path, json.loads, "pass a JSON schema file")
+def _read_schema(given: str) -> str:
+    if given.lstrip().startswith("{"):
+        return given
+    return _read_text("--json-schema", Path(given), json.loads, "pass a JSON schema file")
 
 
-def _read_grammar(path: Path) -> str:
-    return _read_text("--grammar", path, str, "pass a grammar in Lark or GBNF")
+def _read_grammar(given: str) -> str:
+    if _GRAMMAR.search(given):
+        return given
+    return _read_text("--grammar", Path(given), str, "pass a grammar in Lark or GBNF")
 
 
 def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> TextOfFile:
@@ -141,6 +146,19 @@ def literal_escapes(sampling: Mapping[str, Any]) -> Iterator[str]:
                 )
 
 
+def schema_notes(sampling: Mapping[str, Any]) -> list[str]:
+    """Return notes about the given JSON schema; none for an invalid one."""
+    if (schema := sampling.get("json_schema")) is None:
+        return []
+    from tgen.generation.json_schema import translate
+
+    try:
+        notes = translate(json.loads(schema)).notes
+    except (ValueError, RecursionError):  # reported when the schema is compiled
+        return []
+    return [f"--json-schema: {note}" for note in notes]
+
+
 _TEXTS = Reader(list[str], _encode_all)
 
 
@@ -162,8 +180,8 @@ class GenerateOptions:
         logit_bias=Reader(list[str], lambda items: [_read_logit_bias(item) for item in items]),
         stop_token_ids=Reader(list[int], list),
         choices=Reader(list[str], _read_choices),
-        json_schema=Reader(Path, _read_schema),
-        grammar=Reader(Path, _read_grammar),
+        json_schema=Reader(str, _read_schema),
+        grammar=Reader(str, _read_grammar),
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),
     )
