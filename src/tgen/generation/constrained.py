@@ -67,11 +67,11 @@ _ASCII = {
     "W": "[^0-9A-Za-z_]",
     "S": r"[^\t\n\v\f\r\x20]",
 }
+_MERGED = "properties or patterns merge schemas that refer to themselves, which is not supported"
 _PLAIN = {  # reasons of llguidance: what they mean
     'min/maxProperties only supported when all keys listed in "properties" are required': (
         "minProperties and maxProperties are only supported if all properties are required"
     ),
-    "Schema intersection stack level exceeded": "the schema merges too many schemas",
     "lexer error": "a character is not expected here, or a string is not closed on its line",
     "no start rule found": "the grammar has no rule named start",
 }
@@ -376,6 +376,9 @@ def _reason(error: str, kind: str, lines: Sequence[int] = ()) -> str:
         text = re.sub(r'^at \d+\(\d+\): (invalid regex ".*" \(in regex\): )?', "", text)
     if kind in ("grammar", "json_schema"):
         text = _PLAIN.get(text.strip(), text)
+        text = text.partition("while processing json-schema:")[0]
+        if text.startswith(("circular references", "Schema intersection stack level")):
+            text = _MERGED
     return " ".join(text.split())[:200]
 
 

@@ -32,6 +32,7 @@ MAX_LENGTH = 16_384  # characters of a string without maxLength, pattern and for
 MAX_ITEMS = 1_000  # of an array without maxItems
 DECIMALS = 9  # of a number; llguidance's multipleOf has no more
 _MAX_ALTERNATIVES = 1_000  # conjunctions of a schema
+_ALL = "*"  # all items of an array
 _MAX_STEPS = 100_000  # of distribution
 _MAX_DEPTH = 3
 
@@ -288,26 +289,29 @@ class _Translator:
             return self._any() if closed else True
         if conjunction[0].target is not None:
             return self._define(conjunction[0], closed=closed)
-        positions = [_positions(part.keywords) for part in conjunction]
+        prefixed = any("prefixItems" in part.keywords for part in conjunction)
+        positions = [_positions(part.keywords, prefixed=prefixed) for part in conjunction]
         shared = {position for a, b in combinations(positions, 2) for position in a & b}
         if any({"properties", "patternProperties"} <= part.keywords.keys() for part in conjunction):
             shared.add(("patternProperties", ""))  # llguidance merges what matches both
         parts = [self._emit(part, shared, closed=closed) for part in conjunction]
-        limits = self._limits(conjunction, shared) if closed else {}
+        limits = self._unite(conjunction, shared, closed=closed)
+        if closed:
+            limits = self._limits(conjunction, limits)
         if len(parts) > 1:
             return {"allOf": [*parts, *([limits] if limits else [])]}
         properties = parts[0].get("properties", {}) | limits.pop("properties", {})
         return parts[0] | limits | ({"properties": properties} if properties else {})
 
     def _emit(self, part: _Part, shared: set[tuple[str, str]], *, closed: bool) -> dict[str, Any]:
-        """Return the keywords of a part; properties of several parts are left to `_limits`."""
+        """Return the keywords of a part, without the schemas that `_unite` returns."""
         result: dict[str, Any] = {}
         for key, value in part.keywords.items():
             path, whole = join(part.path, key), closed and (key, "") not in shared
             if key == "properties":
                 result[key] = {
                     name: True
-                    if closed and (key, name) in shared
+                    if (key, name) in shared
                     else self.schema(one, f"{path}.{name}", closed=closed)
                     for name, one in value.items()
                 }
@@ -322,24 +326,39 @@ class _Translator:
                     self.schema(one, f"{path}[{i}]", closed=whole) for i, one in enumerate(value)
                 ]
             elif key in ("items", "additionalProperties"):
-                result[key] = self.schema(value, path, closed=whole)
+                result[key] = (key, _ALL) in shared or self.schema(value, path, closed=whole)
             else:
                 result[key] = value
             if key == "pattern":
                 self.result.patterns[value] = path
         return result
 
-    def _limits(self, conjunction: _Conjunction, shared: set[tuple[str, str]]) -> dict[str, Any]:
-        """Return the keywords that bound and close a value without limits of its own."""
+    def _unite(
+        self, conjunction: _Conjunction, shared: set[tuple[str, str]], *, closed: bool
+    ) -> dict[str, Any]:
+        """Return the schemas of places for which several parts have some."""
+        result: dict[str, Any] = {}
+        for key, name in sorted(shared):
+            if not name:
+                continue
+            found = [(part.path, part.keywords.get(key)) for part in conjunction]
+            if key == "properties":
+                found = [(f"{path}.{key}", (one or {}).get(name)) for path, one in found]
+            found = [(path, one) for path, one in found if one is not None]
+            schemas = [one for _, one in found]
+            whole = self._merged.setdefault(tuple(map(id, schemas)), {"allOf": schemas})
+            path = join(found[0][0], name if key == "properties" else key).lstrip(".")
+            merged = self.schema(whole, path, closed=closed)
+            if key == "properties":
+                result.setdefault(key, {})[name] = merged
+            else:
+                result[key] = merged
+        return result
+
+    def _limits(self, conjunction: _Conjunction, limits: dict[str, Any]) -> dict[str, Any]:
+        """Return keywords with those that bound and close a value without limits of its own."""
         types, keywords = _types(conjunction), [part.keywords for part in conjunction]
         given, single = {key for one in keywords for key in one}, len(conjunction) == 1
-        limits: dict[str, Any] = {}
-        for name in sorted(name for key, name in shared if key == "properties"):
-            parts = [part for part in conjunction if name in part.keywords.get("properties", {})]
-            schemas = [part.keywords["properties"][name] for part in parts]
-            whole = self._merged.setdefault(tuple(map(id, schemas)), {"allOf": schemas})
-            path = join(parts[0].path, f"properties.{name}")
-            limits.setdefault("properties", {})[name] = self.schema(whole, path)
         if given & {"const", "enum"}:
             return limits
         limits |= _number_limits(keywords, types)
@@ -389,12 +408,13 @@ class _Translator:
         return ref
 
 
-def _positions(keywords: dict[str, Any]) -> set[tuple[str, str]]:
+def _positions(keywords: dict[str, Any], *, prefixed: bool) -> set[tuple[str, str]]:
     """Return the places in a value for which keywords have schemas."""
     result = {("properties", name) for name in keywords.get("properties", ())}
-    for group in (("items", "prefixItems"), ("additionalProperties", "patternProperties")):
-        if any(key in keywords for key in group):
-            result |= {(key, "") for key in group}
+    if "items" in keywords or "prefixItems" in keywords:
+        result |= {("items", ""), ("prefixItems", "")} if prefixed else {("items", _ALL)}
+    if "additionalProperties" in keywords or "patternProperties" in keywords:
+        result |= {("additionalProperties", ""), ("patternProperties", "")}
     return result
 
 
