@@ -135,6 +135,36 @@ def accepts():
             [1],
             [2],
         ),
+        (
+            {
+                "$ref": "x",
+                "enum": [{"$id": "x", "enum": [1]}, 2],
+                "parts": [{"$id": "x", "enum": [1]}],
+                "$defs": {"a": {"$id": "x", "enum": [2]}},
+            },
+            [2],
+            [1],
+        ),
+        (
+            {
+                "items": {"$ref": "#/parts/a"},
+                "parts": {"a": {"items": {"$ref": "#/parts/b"}}, "b": {"enum": [3]}},
+            },
+            [[[3]]],
+            [[[1]]],
+        ),
+        # parts that merge
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+                "$defs": {
+                    "a": {"items": {"$ref": "#/$defs/a"}, "type": ["array", "null"]},
+                    "b": {"items": {"$ref": "#/$defs/b"}, "maxItems": 2},
+                },
+            },
+            [[[None], []], None],
+            [[[], [], []], [[None, None, None]], [1]],
+        ),
     ],
 )
 def test_schema_allows_exactly(accepts, schema, valid, invalid):

@@ -6,6 +6,20 @@ from urllib.parse import unquote, urljoin
 
 from tgen.generation.schema_keywords import SchemaError
 
+_SCHEMAS = frozenset(  # keywords with a schema or a list of schemas
+    (
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems"),
+        *("additionalItems", "unevaluatedItems", "contains", "additionalProperties"),
+        *("unevaluatedProperties", "propertyNames", "contentSchema"),
+    )
+)
+_MAPS = frozenset(  # keywords with schemas by name
+    (
+        *("$defs", "definitions", "properties", "patternProperties"),
+        *("dependentSchemas", "dependencies"),
+    )
+)
+
 
 class References:
     """The schemas within a schema, by `$id`, anchor and JSON pointer."""
@@ -25,13 +39,18 @@ class References:
                     if isinstance(node.get(key), str):
                         self._resources.setdefault(f"{base}#{node[key]}", node)
                 self._bases[id(node)] = base
-                nodes += [(one, base) for k, one in node.items() if k not in ("enum", "const")]
+                for key, value in node.items():
+                    if key in _SCHEMAS:
+                        nodes.append((value, base))
+                    elif key in _MAPS and isinstance(value, dict):
+                        nodes += [(one, base) for one in value.values()]
             elif isinstance(node, list):
                 nodes += [(one, base) for one in node]
+        self._base = self._bases.get(id(root), "")
 
     def resolve(self, schema: dict[str, Any], path: str) -> Any:
         """Return what the `$ref` of a schema refers to. Raises SchemaError if it is elsewhere."""
-        ref, base = schema["$ref"], self._bases.get(id(schema), "")
+        ref, base = schema["$ref"], self._bases.get(id(schema), self._base)
         address, _, fragment = _address(base, ref if isinstance(ref, str) else "").partition("#")
         node = self._resources.get(f"{address}#{fragment}")
         if node is None and (not fragment or fragment.startswith("/")):
