@@ -8,9 +8,8 @@ A schema becomes a union of conjunctions of simple schemas: `anyOf` and `oneOf` 
 `allOf` and `$ref`, so that a merged object is closed as a whole.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from tgen.generation.schema_keywords import (
     simplify,
 )
 from tgen.generation.schema_references import References
+from tgen.generation.schema_sizes import shortest, values_of, without
 
 MAX_INTEGER = 2**53 - 1  # the largest that every JSON reader represents exactly
 MAX_LENGTH = 16_384  # characters of a string without maxLength, pattern and format
@@ -79,7 +79,7 @@ def translate(schema: Any, *, closed: bool = True) -> Translation:
         name, target, path, closed = translator.waiting.pop()
         translator.definitions[name] = translator.definition(target, path, closed=closed)
     result, definitions = translator.result, translator.definitions
-    sizes, size, result.longest = _shortest(root, definitions)
+    sizes, size, result.longest = shortest(root, definitions)
     if size == math.inf:
         for name, (path, ref) in translator.references.items():
             if sizes[name] == math.inf and definitions[name] is not False:
@@ -89,22 +89,11 @@ def translate(schema: Any, *, closed: bool = True) -> Translation:
         raise SchemaError("", "no text matches the schema", "use one that some text matches")
     dead = {f"#/$defs/{name}" for name, one in sizes.items() if one == math.inf}
     living = {
-        name: _without(one, dead) for name, one in definitions.items() if sizes[name] != math.inf
+        name: without(one, dead) for name, one in definitions.items() if sizes[name] != math.inf
     }
-    root = _without(root, dead)
+    root = without(root, dead)
     result.schema = {"allOf": [root], "$defs": living} if living else root
     return result
-
-
-def _without(schema: Any, dead: set[str]) -> Any:
-    """Return a schema with false in place of references of which no text can exist."""
-    if not dead:
-        return schema
-    if isinstance(schema, list):
-        return [_without(one, dead) for one in schema]
-    if isinstance(schema, dict) and schema.get("$ref") not in dead:
-        return {key: _without(one, dead) for key, one in schema.items()}
-    return False if isinstance(schema, dict) else schema
 
 
 def unwrap(schema: Any) -> Any:
@@ -251,7 +240,7 @@ class _Translator:
         types = _types(both)
         if not types:
             return True
-        lists = [map(_canonical, v) for part in both if (v := _values(part)) is not None]
+        lists = [map(_canonical, v) for part in both if (v := values_of(part.keywords)) is not None]
         if lists and not set.intersection(*map(set, lists)):
             return True
         if types <= {"number", "integer"}:
@@ -390,7 +379,7 @@ class _Translator:
         if name not in self.references:
             self.references[name] = part.path, str(part.keywords["$ref"])
             self.waiting.append((name, part.target, join(part.path, "$ref"), closed))
-            self.definitions[name] = True  # in this order; see `_shortest`
+            self.definitions[name] = True  # in this order; see `shortest`
         return {"$ref": f"#/$defs/{name}"}
 
     def _any(self) -> dict[str, str]:
@@ -425,17 +414,9 @@ def _types(conjunction: _Conjunction) -> set[str]:
         given = part.keywords.get("type", [*TYPES])
         names = {given} if isinstance(given, str) else set(given)
         types &= names | ({"integer"} if "number" in names else set())
-        if (values := _values(part)) is not None:
+        if (values := values_of(part.keywords)) is not None:
             types &= {name for value in values for name in _types_of(value)}
     return types
-
-
-def _values(part: _Part) -> list[Any] | None:
-    """Return the values that a part lists, if it does."""
-    if "const" in part.keywords:
-        return [part.keywords["const"]]
-    values: list[Any] | None = part.keywords.get("enum")
-    return values
 
 
 def _types_of(value: Any) -> set[str]:
@@ -493,62 +474,3 @@ def _closed_names(keywords: Sequence[dict[str, Any]]) -> _Names | None:
     names = list(dict.fromkeys(names))
     fewest = max(one.get("minProperties", 0) for one in keywords)
     return _Names(names, patterns) if patterns or fewest <= len(names) else None
-
-
-def _shortest(root: Any, definitions: dict[str, Any]) -> tuple[dict[str, float], float, int]:
-    """Return estimates of the shortest texts of the definitions and of the root, in characters,
-    infinite without a text; and the largest of any part that has one."""
-    sizes = dict.fromkeys(definitions, math.inf)
-    longest = 0.0
-
-    def size(schema: Any) -> float:
-        nonlocal longest
-        result = _size(schema, size, sizes) if isinstance(schema, dict) else 1.0
-        result = math.inf if schema is False else result
-        longest = longest if result == math.inf else max(longest, result)
-        return result
-
-    changed = True
-    while changed:  # few passes: most references lead to later definitions
-        before = sum(one == math.inf for one in sizes.values())
-        for name in reversed(definitions):
-            sizes[name] = min(sizes[name], size(definitions[name]))
-        changed = sum(one == math.inf for one in sizes.values()) < before
-    return sizes, size(root), int(longest)
-
-
-def _size(schema: dict[str, Any], size: Callable[[Any], float], sizes: dict[str, float]) -> float:
-    """Return an estimate of the shortest text of a schema for llguidance."""
-    if "$ref" in schema:
-        name: str = schema["$ref"]
-        return sizes[name.removeprefix("#/$defs/")]
-    if "anyOf" in schema:
-        return min(map(size, schema["anyOf"]), default=math.inf)
-    if "allOf" in schema:
-        return sum(map(size, schema["allOf"]))
-    if (values := _values(_Part(schema, ""))) is not None:
-        return min((len(json.dumps(value)) for value in values), default=math.inf)
-    properties, given = schema.get("properties", {}), schema.get("type", "null")
-    fields = {name: len(name) + 6 + size(value) for name, value in properties.items()}
-    first = [size(one) + 2 for one in schema.get("prefixItems", ())]
-    n, rest = schema.get("minItems", 0), size(schema.get("items", True)) + 2
-    free = [schema.get("additionalProperties", True), *schema.get("patternProperties", {}).values()]
-    others = min(map(size, free)) + 20
-    required = schema.get("required", ())
-    missing = max(0, schema.get("minProperties", 0) - len(required))
-    optional = sorted(one for name, one in fields.items() if name not in required)[:missing]
-    missing -= len(optional)
-    matched = 30 if "pattern" in schema or "format" in schema else 0
-    digits = len(str(schema.get("minimum", 0))) + len(str(schema.get("maximum", "")))
-    lengths = {
-        "string": 2 + schema.get("minLength", 0) + matched,
-        "array": 2 + sum(first[:n]) + (rest * (n - len(first)) if n > len(first) else 0),
-        "object": 2
-        + sum(fields.get(name, others) for name in required)
-        + sum(optional)
-        + (others * missing if missing else 0),
-        "number": digits,
-        "integer": digits,
-    }
-    types = [given] if isinstance(given, str) else given
-    return min((float(lengths.get(one, 4)) for one in types), default=math.inf)
