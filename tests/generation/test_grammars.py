@@ -200,6 +200,13 @@ def test_grammar_from_a_file_a_row_and_python_is_the_same(trained, tmp_path):
     assert result.stderr.decode().startswith(f"error: --grammar {wrong}: line 1: ")
 
 
+@pytest.mark.parametrize("grammar", ["root ::= {}", 'root ::= "a" b\nb ::= ({}\n) b?'])
+def test_gbnf_may_have_thousands_of_alternatives(model, grammar):
+    words = [f"w{i}x" for i in range(4000)]
+    text = model.generate("a", grammar=grammar.format(" | ".join(f'"{w}"' for w in words)))
+    assert text.removeprefix("a").split("x")[0] + "x" in words
+
+
 def test_json_schemas_in_lark_grammars_are_closed_and_keep_their_options(model):
     schema = (
         '{"type": "object",\n "x-guidance": {"whitespace_flexible": false},\n "properties": %s}'

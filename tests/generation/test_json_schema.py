@@ -202,6 +202,10 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
             {"type": "object", "required": ["kid"], "properties": {"kid": {"$ref": "#"}}},
             "properties.kid: no text matches: # refers only to itself",
         ),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"uniqueItems": True}}}},
+            "$defs.a.items: uniqueItems is not supported",
+        ),
         ({"$ref": "http://a/b.json"}, '$ref: "http://a/b.json" is not in the schema'),
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
         ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),

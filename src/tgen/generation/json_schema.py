@@ -197,7 +197,9 @@ class _Translator:
             return [conjunction] if _types(conjunction) else []
         result: list[_Conjunction] = [[]]
         for part in conjunction:
-            more = [[part]] if part.target is None else self._expand(part.target, part.path, chain)
+            more = (
+                [[part]] if part.target is None else self._expand(part.target, _place(part), chain)
+            )
             result = self._product(result, more, part.path)
         return [whole for whole in result if _types(whole)]
 
@@ -209,7 +211,7 @@ class _Translator:
         result = []
         for one in self._alternatives(schema, path, inner):
             if len(one) == 1 and one[0].target is not None:
-                result += self._expand(one[0].target, path, inner)
+                result += self._expand(one[0].target, _place(one[0]), inner)
             else:
                 result.append(one)
         return result
@@ -378,7 +380,7 @@ class _Translator:
         name = self._names.setdefault(key, str(len(self._names)))
         if name not in self.references:
             self.references[name] = part.path, str(part.keywords["$ref"])
-            self.waiting.append((name, part.target, join(part.path, "$ref"), closed))
+            self.waiting.append((name, part.target, _place(part), closed))
             self.definitions[name] = True  # in this order; see `shortest`
         return {"$ref": f"#/$defs/{name}"}
 
@@ -395,6 +397,12 @@ class _Translator:
             ]
         }
         return ref
+
+
+def _place(part: _Part) -> str:
+    """Return the path of the schema that a reference refers to."""
+    ref = str(part.keywords["$ref"])
+    return ref[1:].strip("/").replace("/", ".") if ref.startswith("#") else ref
 
 
 def _positions(keywords: dict[str, Any], *, prefixed: bool) -> set[tuple[str, str]]:

@@ -69,6 +69,8 @@ class References:
 
 
 def _address(base: str, reference: str) -> str:
+    if reference.startswith("#"):  # the usual case
+        return base + reference
     try:
         return urljoin(base, reference)
     except ValueError:
