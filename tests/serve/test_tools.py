@@ -135,6 +135,19 @@ def test_template_and_capabilities_show_tools(tooled: ServerProcess) -> None:
     assert shown["capabilities"] == ["completion", "tools"]
 
 
+def test_calls_end_within_the_limit_and_have_no_other_arguments(tooled: ServerProcess) -> None:
+    parameters = {"properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
+    tool = {"name": "say", "parameters": parameters | {"required": ["text"]}}
+    body = {"messages": USER, "tools": [{"type": "function", "function": tool}], "n": 8, "seed": 1}
+    body |= {"tool_choice": "required", "max_tokens": 60}
+    answer = tooled.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        for call in choice["message"]["tool_calls"]:
+            assert json.loads(call["function"]["arguments"]).keys() <= {"text", "n"}
+
+
 def test_one_call_without_parallel_calls(client: "openai.OpenAI", tooled: ServerProcess) -> None:
     answer = client.chat.completions.create(
         model=tooled.model,

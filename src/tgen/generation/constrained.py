@@ -68,6 +68,7 @@ _ASCII = {
     "S": r"[^\t\n\v\f\r\x20]",
 }
 _MERGED = "properties or patterns merge schemas that refer to themselves, which is not supported"
+_SYNTAX_CHARACTERS = 100  # of a grammar around the text of a JSON schema, at most, estimated
 _PLAIN = {  # reasons of llguidance: what they mean
     'min/maxProperties only supported when all keys listed in "properties" are required': (
         "minProperties and maxProperties are only supported if all properties are required"
@@ -224,7 +225,7 @@ class Grammars:
         if compiled.matcher is None:
             compiled.matcher, compiled.longest = self.compile(*key)
         closing = None
-        if kind == "json_schema":
+        if kind == "json_schema" or compiled.longest:
             closing = Closing(self._completer, compiled.longest, next(iter(self._ends), None))
         return Matcher(compiled.matcher.deep_copy(), self._end, self._ends, kind, renew, closing)
 
@@ -237,16 +238,17 @@ class Grammars:
             value = _possible_choices(value, ban)
             self._check_expressible(value)
         lines: Sequence[int] = ()
+        longest = 0
         try:
             if kind == "grammar":
-                value, lines = _to_lark(value)
+                value, lines, longest = _to_lark(value)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", _CORRECT, field=kind) from None
         grammar = _to_llguidance(kind, value, self._missing_characters)
         matcher = self._compile(kind, grammar)
         _check(matcher, kind, lines)
         _check_first(matcher, kind)
-        return matcher, 0
+        return matcher, longest
 
     def _compile(self, kind: str, grammar: str) -> LLMatcher:
         limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
@@ -432,8 +434,8 @@ def _schema_to_llguidance(schema: Any) -> str:
     )
 
 
-def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
-    """Return a Lark grammar, and for each of its lines the line of `grammar`.
+def _to_lark(grammar: str) -> tuple[str, Sequence[int], int]:
+    """Return a Lark grammar, for each of its lines the line of `grammar`, and `_Compiled.longest`.
 
     Raises ValueError for what cannot be converted, and for schemas that cannot be translated.
     """
@@ -441,9 +443,9 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
 
     _check_length(grammar)
     if is_gbnf(grammar):
-        return gbnf_to_lark(grammar)
-    pieces, start = [], 0
-    end = n_rules = 0
+        return *gbnf_to_lark(grammar), 0
+    pieces: list[str] = []
+    start = end = n_rules = longest = 0
     while match := _LARK_TOKEN.search(grammar, end):
         end = match.end()
         n_rules += match["rule"] is not None
@@ -454,8 +456,9 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
             try:
                 schema, after = json.JSONDecoder().raw_decode(grammar, end)
                 lines = "\n" * grammar.count("\n", end, after)
-                pieces += [grammar[start:end], _inline(schema, lines)]
-                start = end = after
+                inlined, length = _inline(schema, lines)
+                pieces += [grammar[start:end], inlined]
+                start, end, longest = after, after, max(longest, length + _SYNTAX_CHARACTERS)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {error.lineno}: %json: {error.msg}") from None
             except (RecursionError, ValueError) as error:
@@ -466,17 +469,19 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int]]:
     if n_rules > _MAX_RULES:
         raise ValueError(f"too many rules (got {n_rules:,}, limit {_MAX_RULES:,})")
     lark = "".join([*pieces, grammar[start:]])
-    return lark, range(1, lark.count("\n") + 2)
+    return lark, range(1, lark.count("\n") + 2), longest
 
 
-def _inline(schema: Any, lines: str) -> str:
-    """Return a JSON schema of a Lark grammar for llguidance, with as many line breaks."""
+def _inline(schema: Any, lines: str) -> tuple[str, int]:
+    """Return a JSON schema of a Lark grammar for llguidance, with as many line breaks, and
+    `_Compiled.longest`."""
     key = "x-guidance"  # llguidance's options, such as white space
     options = {key: schema[key]} if isinstance(schema, dict) and key in schema else {}
-    translated = translate(schema).schema
+    translation = translate(schema)
+    translated = translation.schema
     if not isinstance(translated, dict):
         translated = {"allOf": [translated]}
-    return "{" + lines + json.dumps(translated | options)[1:]
+    return "{" + lines + json.dumps(translated | options)[1:], translation.longest
 
 
 def _translate(schema: str | bytes, *, closed: bool) -> tuple[Translation, str]:

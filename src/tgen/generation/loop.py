@@ -441,7 +441,7 @@ def _sample(
                 positions=[len(state.tokens) for state in states],
                 explanations=removed if sampling.explain else (),
             )
-            if sampling.json_schema is not None:
+            if sampling.json_schema is not None or sampling.grammar is not None:
                 ids = [
                     state.choose(token, row)
                     for state, token, row in zip(states, ids, group_logits, strict=True)
