@@ -10,7 +10,7 @@ from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -50,8 +50,10 @@ def pytest_collection() -> None:
     import torch
 
     torch.set_num_threads(1)  # OpenMP's threads would be missing in forked processes
-    hypothesis.settings.register_profile("fixed", derandomize=True, max_examples=50)
-    hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True)
+    # On a busy machine, anything may take long.
+    patient: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+    hypothesis.settings.register_profile("fixed", derandomize=True, max_examples=50, **patient)
+    hypothesis.settings.register_profile("fresh", max_examples=1000, print_blob=True, **patient)
     # Other examples every time: see scripts/faults.
     fresh = os.environ.get("TGEN_FRESH_EXAMPLES")
     hypothesis.settings.load_profile("fresh" if fresh else "fixed")
