@@ -189,6 +189,15 @@ def test_rtf_is_read_in_time_whatever_its_links_are(read, monkeypatch):
     assert read("a.rtf", rb"{\rtf1 " + link * 12000 + b"}")[0] == "link" * 12000
 
 
+def test_html_is_read_in_time_however_deep_its_tables_are(read, monkeypatch):
+    monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
+    monkeypatch.setattr(convert, "SECONDS", 3)
+    cell = "<table><tr><td>" + "word " * 20
+    assert read("a.html", cell * 6000)[0].split() == ["word"] * 120_000
+    text = read("b.html", cell * 60 + "</table>" * 60 + "<p>after")[0]
+    assert text.endswith("\n\nafter")
+
+
 def test_markdown_without_front_matter_is_no_document(read):
     assert document_kind("a.md", b"# Title\n\n---\na: b\n") is None
     assert document_kind("a.md", b"---\n\nText after a rule\n") is None

@@ -6,6 +6,7 @@ from typing import Literal
 
 TablePart = Literal["table", "row", "cell"]
 _SPACES = re.compile(r"[ \t\n\r\f]+")
+_MAX_DEPTH = 50  # of tables in cells; deeper ones belong to the last, as each level copies its text
 
 
 class _Frame:
@@ -32,6 +33,7 @@ class Layout:
         self._left_out = left_out
         self._frames = [_Frame()]
         self._tables: list[_Table] = []
+        self._n_deeper = 0  # open tables below the last one
 
     def paragraph(self) -> None:
         """Separate the text before from the text after by a blank line."""
@@ -103,7 +105,9 @@ class Layout:
 
     def begin(self, part: TablePart) -> None:
         """Begin a table, a row or a cell; an open row or cell ends."""
-        if part == "table":
+        if part == "table" and len(self._tables) == _MAX_DEPTH:
+            self._n_deeper += 1
+        elif part == "table":
             self._tables.append(_Table())
         elif part == "row" and self._tables:
             self._end_row()
@@ -117,7 +121,9 @@ class Layout:
 
     def end(self, part: TablePart) -> None:
         """End a table, a row or a cell."""
-        if part == "table":
+        if part == "table" and self._n_deeper:
+            self._n_deeper -= 1
+        elif part == "table":
             self._end_table()
         elif part == "row":
             self._end_row()
