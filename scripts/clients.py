@@ -111,7 +111,7 @@ def train_model(cache: Path) -> Path:
     model = cache / "model"
     if not (model / ".made").exists():
         run_quietly(sys.executable, ROOT / "scripts" / "clients_model.py", cache)
-        options = ["--template", cache / "template.jinja", "--size", "nano", "--steps", "200"]
+        options = ["--template", cache / "template.jinja", "--size", "nano", "--steps", "300"]
         train = [sys.executable, "-m", "tgen", "train", cache / "rows.jsonl", *options]
         run_quietly(*train, "--out", model, "--overwrite", "--quiet")
         config = json.loads((model / "config.json").read_bytes())

@@ -45,15 +45,19 @@ def make_row(number: int, rng: random.Random) -> dict[str, list[dict[str, object
 
     city = rng.choice(CITIES)
     question = f"{words(60)} {city} {words(20)}".strip() + rng.choice(["?", ".", "", "!"])
+    if rng.random() < 0.5:
+        question = rng.choice(["What is the weather in {}?", "Tell me about {}.", "{}?"]).format(city)
     properties = {
         word: {"type": rng.choice(["string", "integer"])}
         for word in rng.sample(WORDS, rng.randint(1, 4))
     }
-    function = {
-        "name": "_".join(rng.sample(WORDS, 2)),
+    function: dict[str, object] = {
+        "name": "_".join(rng.sample(WORDS, rng.randint(1, 2))),
         "description": words(8),
-        "parameters": {"type": "object", "properties": properties},
+        "parameters": {"type": "object", "properties": properties, "required": list(properties)},
     }
+    if rng.random() < 0.5:
+        del function["description"]
     tools = "\n".join(["\n<tools>", *[json.dumps(function)] * rng.randint(1, 2), "</tools>"])
     call = f'{{"name": "weather", "arguments": {{"city": "{city}"}}}}'
     call = f"<tool_call>\n{call}\n</tool_call>"
