@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "clients.md"
 ADDRESS, NAME = "http://127.0.0.1:8000", "my-chat-model"
 CONTEXT = 4096  # of the small model, which was trained on shorter rows
+OPTIONS = ("--log", "json", "--grammar-timeout", "60", "--max-tokens", "256")
 SECONDS = 300  # that a program may take
 SUFFIXES = {"python": ".py", "js": ".mjs", "sh": ".sh"}
 
@@ -82,7 +83,7 @@ def install(program: Program, cache: Path) -> str:
         python = folder / "bin" / "python"
         if not stamp.exists():
             run_quietly(sys.executable, "-m", "venv", "--clear", folder)
-            pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--prefer-binary"]
+            pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
             torch = next(
                 line for line in (ROOT / "constraints.txt").read_text().split() if "torch==" in line
             )
@@ -127,7 +128,7 @@ def serving(model: Path, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "tgen", "serve", "--model", f"{NAME}={model}", "--port", "0"]
     with (
         log.open("wb") as file,
-        subprocess.Popen([*command, "--log", "json", "--grammar-timeout", "60"], stderr=file) as process,
+        subprocess.Popen([*command, *OPTIONS], stderr=file) as process,
     ):
         try:
             while not (found := re.search(r"serving \S+ on (\S+)", log.read_text())):

@@ -29,12 +29,48 @@ TEMPLATE = """{%- set users = namespace(last=-1) %}
 {%- if add_generation_prompt %}{{- 'assistant: ' }}{% endif %}
 """
 N_ROWS = 600
-CITIES = "Rome Paris Oslo Lima Cairo Delhi Quito Turin".split()
-WORDS = (
-    "what is the weather in a city today and tomorrow please tell me who you are extract person "
-    "name age as json answer with one sentence given the fields produce output your input question "
-    "string object integer required type"
-).split()
+CITIES = ["Rome", "Paris", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Turin"]
+WORDS = [
+    "what",
+    "is",
+    "the",
+    "weather",
+    "in",
+    "a",
+    "city",
+    "today",
+    "and",
+    "tomorrow",
+    "please",
+    "tell",
+    "me",
+    "who",
+    "you",
+    "are",
+    "extract",
+    "person",
+    "name",
+    "age",
+    "as",
+    "json",
+    "answer",
+    "with",
+    "one",
+    "sentence",
+    "given",
+    "the",
+    "fields",
+    "produce",
+    "output",
+    "your",
+    "input",
+    "question",
+    "string",
+    "object",
+    "integer",
+    "required",
+    "type",
+]
 
 
 def make_row(number: int, rng: random.Random) -> dict[str, list[dict[str, object]]]:
@@ -46,7 +82,9 @@ def make_row(number: int, rng: random.Random) -> dict[str, list[dict[str, object
     city = rng.choice(CITIES)
     question = f"{words(60)} {city} {words(20)}".strip() + rng.choice(["?", ".", "", "!"])
     if rng.random() < 0.5:
-        question = rng.choice(["What is the weather in {}?", "Tell me about {}.", "{}?"]).format(city)
+        question = rng.choice(["What is the weather in {}?", "Tell me about {}.", "{}?"]).format(
+            city
+        )
     properties = {
         word: {"type": rng.choice(["string", "integer"])}
         for word in rng.sample(WORDS, rng.randint(1, 4))

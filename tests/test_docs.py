@@ -1,5 +1,6 @@
 """The documentation matches the program, and output stays plain where it must."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -93,6 +94,21 @@ def test_python_examples_run(on_ranks, tmp_path):
     here = f"import os; os.chdir({str(tmp_path)!r})\n"
     [run] = on_ranks(code=here + code.replace("minutes=10", "steps=2"), n=1)
     assert run.status == 0, run.err
+
+
+def test_programs_of_clients_are_complete():
+    spec = importlib.util.spec_from_file_location("clients", ROOT / "scripts" / "clients.py")
+    clients = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(clients)
+    text = (ROOT / "docs" / "clients.md").read_text()
+    programs = clients.read_page(text)
+    assert len(programs) == text.count("<!-- client: ")
+    assert {program.depends for program in programs} == {"", "auto", "model"}
+    for program in programs:
+        assert clients.ADDRESS in program.code
+        assert clients.NAME in program.code
+        if program.language == "python":
+            compile(program.code, program.client, "exec")
 
 
 def test_pictures_load_nothing_from_the_network():
