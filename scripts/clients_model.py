@@ -30,47 +30,10 @@ TEMPLATE = """{%- set users = namespace(last=-1) %}
 """
 N_ROWS = 600
 CITIES = ["Rome", "Paris", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Turin"]
-WORDS = [
-    "what",
-    "is",
-    "the",
-    "weather",
-    "in",
-    "a",
-    "city",
-    "today",
-    "and",
-    "tomorrow",
-    "please",
-    "tell",
-    "me",
-    "who",
-    "you",
-    "are",
-    "extract",
-    "person",
-    "name",
-    "age",
-    "as",
-    "json",
-    "answer",
-    "with",
-    "one",
-    "sentence",
-    "given",
-    "the",
-    "fields",
-    "produce",
-    "output",
-    "your",
-    "input",
-    "question",
-    "string",
-    "object",
-    "integer",
-    "required",
-    "type",
-]
+TEXT = """what is the weather in a city today and tomorrow please tell me who you are extract person
+name age as json answer with one sentence given the fields produce output your input question string
+object integer required type"""
+WORDS = TEXT.split()
 
 
 def make_row(number: int, rng: random.Random) -> dict[str, list[dict[str, object]]]:
