@@ -42,8 +42,8 @@ class ServeOptions:
     )
     adapter: list[str] = option(
         default_factory=list,
-        help_text="LoRA adapter in PEFT's format, served as a model of its own. It belongs to the "
-        "only --model, else to the base that it names. Repeatable.",
+        help_text="LoRA adapter in PEFT's format, served as a model. Its base is the only --model, "
+        "or the one that the adapter names. Repeatable.",
         flags="--adapter",
         metavar="[NAME=]DIR",
     )
@@ -86,7 +86,7 @@ class ServeOptions:
     )
     strict: bool = _limit(
         False,
-        "Reject requests for more new tokens than fit, instead of stopping there.",
+        "Reject requests for more new tokens than fit; by default, texts end there.",
         "--strict",
     )
     queue_size: int = _limit(
@@ -182,9 +182,9 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> None:
-    """Serve models with OpenAI's HTTP API.
+    """Serve models over OpenAI's, Ollama's and llama.cpp's HTTP APIs.
 
-    Paths: /v1/models, /v1/completions, /v1/chat/completions, /health, and /metrics for Prometheus.
+    GET / lists the paths; /health and /metrics are for supervision.
     The texts of all requests are generated together; each depends only on its own request and seed.
     Sampling defaults are those of tgen generate.
 

@@ -100,7 +100,7 @@ class SamplingConfig:
     )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _constraint(
         (),
-        "Add N to the logit of the token with this id, from -100 to 100; repeatable.",
+        "Add N, from -100 to 100, to the logit of the token with this id; repeatable.",
         "--logit-bias",
         metavar="ID=N",
     )

@@ -150,9 +150,11 @@ def fingerprint(paths: Sequence[str], own_files: OwnFiles) -> str:
     tells other files apart without converting them."""
     digest = hashlib.sha256()
     for path in paths:
-        for name, _ in _list_files(path, ReadingReport(), cache(own_files)):
+        listed = _list_files(path, ReadingReport(), cache(own_files)) if path != "-" else ()
+        for name, _ in listed:
             source = Source(name, Path(name))
-            digest.update(f"{name}\0{source.n_bytes}\0".encode(errors="surrogateescape"))
+            label = f"{Path(name).name}\0{source.n_bytes}\0"  # folders may differ
+            digest.update(label.encode(errors="surrogateescape"))
             digest.update(source.read(0, HEAD))
             source.close()
     return digest.hexdigest()
