@@ -104,6 +104,11 @@ def accepts():
             [{"c": 1}, {"a": "x"}],
         ),
         (
+            {"type": "object", "propertyNames": {"enum": ["a", "b"], "const": "a"}},
+            [{"a": 1}],
+            [{"b": 1}],
+        ),
+        (
             {"type": "object", "propertyNames": {"pattern": "^[a-c]+$", "type": "string"}},
             [{"abc": 1}],
             [{"d": 1}],

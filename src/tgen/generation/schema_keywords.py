@@ -215,7 +215,10 @@ def _property_names(schema: Any, path: str, resolve: Resolver) -> Any:
     core = simplify(schema, path, resolve)[0] if schema is not False else {"enum": []}
     if core.get("type", "string") != "string":
         core = {"enum": []}
-    names = core.pop("enum", [core.pop("const")] if "const" in core else None)
+    names = core.pop("enum", None)
+    if "const" in core:
+        only = core.pop("const")
+        names = [only] if names is None or only in names else []
     core.pop("type", None)
     if names is not None and not core:
         allowed = {name: True for name in names if isinstance(name, str)}
