@@ -214,6 +214,7 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
         ({"$ref": "http://a/b.json"}, '$ref: "http://a/b.json" is not in the schema'),
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
         ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),
+        ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),
         ({"anyOf": [{"dependentRequired": {str(i): ["z"] for i in range(20)}}]}, "combinations"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no text matches the schema"),
     ],

@@ -2,6 +2,7 @@
 means of those that it has."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -137,18 +138,21 @@ def _check(key: str, value: Any, path: str) -> Any:
     if expected:
         message = f"invalid value {json.dumps(value)[:60]}, expected {expected}"
         raise SchemaError(join(path, key), message)
-    if key in ("const", "enum") and has_lowest(value):
+    numbers = [*_numbers(value)] if key in ("const", "enum") else []
+    if not all(map(math.isfinite, (one for one in numbers if isinstance(one, float)))):
+        raise SchemaError(join(path, key), "a number is not finite", "use numbers below 1.8e308")
+    if any(one < LOWEST for one in numbers):  # llguidance overflows
         raise SchemaError(join(path, key), f"a number is below {LOWEST:.0e}")
     return value
 
 
-def has_lowest(value: Any) -> bool:
-    """Return whether a value contains a number for which llguidance overflows."""
-    if isinstance(value, dict):
-        return any(map(has_lowest, value.values()))
-    if isinstance(value, list):
-        return any(map(has_lowest, value))
-    return isinstance(value, (int, float)) and value < LOWEST
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield the numbers in a value."""
+    if isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(one)
+    elif isinstance(value, (int, float)):
+        yield value
 
 
 def _inward(key: str, value: float, path: str) -> float:
