@@ -85,6 +85,11 @@ def accepts():
         # keywords that llguidance lacks
         (NAMED | {"not": {"required": ["name"]}}, [], [{"name": "a"}]),
         ({"type": "string", "not": {"enum": ["ab", "a", ""]}}, ["b", "abc", "aa"], ["ab", "a", ""]),
+        (
+            {"type": "string", "not": {"enum": ["a" * 1200, "a" * 40]}},
+            ["a" * 39, "a" * 41, "a" * 81, "a" * 41 + "b"],
+            ["a" * 1200, "a" * 40],
+        ),
         ({"enum": [1, "a", None], "not": {"const": "a"}}, [1, None], ["a"]),
         ({"type": "integer", "not": {"enum": [2, 4]}}, [1, 3, 5], [2, 4]),
         ({"not": {"type": ["string", "object"]}}, [1, [], None], ["a", {}]),

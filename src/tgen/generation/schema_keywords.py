@@ -44,6 +44,7 @@ _WITHOUT = {  # keyword -> what can be done without it
     "propertyNames": "use a pattern or an enum in it, or patternProperties",
     "not": "list the allowed values instead, for example in an enum",
 }
+_MAX_PREFIX = 81  # of strings in `not`; llguidance's regular expressions nest up to 250 deep
 _MAX_DEPTH = 3  # of schemas in a schema whose opposite is formed
 LOWEST = -9e18
 FAR = 9e18  # llguidance overflows near 2^63
@@ -306,8 +307,9 @@ def _other_values(values: list[Any]) -> Iterator[Any]:
         yield {"type": "number"} | {k: v for k, v in limits.items() if v is not None}
 
 
-def _other_strings(strings: list[str]) -> str:
-    """Return a regular expression of all strings but these."""
+def _other_strings(strings: list[str], limit: int = _MAX_PREFIX) -> str:
+    """Return a regular expression of all strings but these, and but those that start like one of
+    these for `limit` characters and one more."""
     rest: dict[str, list[str]] = {}
     for text in strings:
         if text:
@@ -315,5 +317,6 @@ def _other_strings(strings: list[str]) -> str:
     codes = {first: rf"\x{{{ord(first):x}}}" for first in rest}
     options = [] if "" in strings else [""]
     options.append(f"[^{''.join(codes.values())}](?s:.*)" if rest else "(?s:.+)")
-    options += [codes[first] + _other_strings(others) for first, others in rest.items()]
+    if limit:
+        options += [codes[c] + _other_strings(others, limit - 1) for c, others in rest.items()]
     return f"(?:{'|'.join(options)})"
