@@ -43,6 +43,11 @@ def accepts():
         (NAMED | {"patternProperties": {"^x": {}}}, [{"name": "a", "xb": 1}], [{"b": 1}]),
         ({"properties": {}, "type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
         ({"properties": {}, "type": "object"}, [{}], [{"a": 1}]),
+        (
+            {"properties": {"a": False}, "type": "object", "minProperties": 1},
+            [{"b": 1}],
+            [{}, {"a": 1}],
+        ),
         ({"type": "object"}, [{"b": 1}], []),
         ({"allOf": [CAT, NAMED]}, [{"kind": "cat", "name": "a"}], [{"kind": "cat", "b": 1}]),
         (

@@ -66,7 +66,8 @@ def _size(schema: dict[str, Any], size: Callable[[Any], float], sizes: dict[str,
     others = min(map(size, free)) + 20
     required = schema.get("required", ())
     missing = max(0, schema.get("minProperties", 0) - len(required))
-    optional = sorted(one for name, one in fields.items() if name not in required)[:missing]
+    possible = (one for name, one in fields.items() if name not in required and one < math.inf)
+    optional = sorted(possible)[:missing]
     missing -= len(optional)
     matched = 30 if "pattern" in schema or "format" in schema else 0
     digits = len(str(schema.get("minimum", 0))) + len(str(schema.get("maximum", "")))
