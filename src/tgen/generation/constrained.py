@@ -222,12 +222,14 @@ class Grammars:
             compiled.matcher = None
             return self.compile(*key)[0]
 
-        if compiled.matcher is None:
-            compiled.matcher, compiled.longest = self.compile(*key)
+        matcher, longest = compiled.matcher, compiled.longest
+        if matcher is None:
+            matcher, longest = self.compile(*key)
+            compiled.longest, compiled.matcher = longest, matcher  # other threads read both
         closing = None
-        if kind == "json_schema" or compiled.longest:
-            closing = Closing(self._completer, compiled.longest, next(iter(self._ends), None))
-        return Matcher(compiled.matcher.deep_copy(), self._end, self._ends, kind, renew, closing)
+        if kind == "json_schema" or longest:
+            closing = Closing(self._completer, longest, next(iter(self._ends), None))
+        return Matcher(matcher.deep_copy(), self._end, self._ends, kind, renew, closing)
 
     def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> tuple[LLMatcher, int]:
         """Return what a `_Compiled` of this kind of constraint has; raises UsageError as
@@ -276,7 +278,7 @@ class Grammars:
         """Raise UsageError for the first invalid regular expression of a schema; by its path."""
         for pattern, path in patterns.items():
             alone = _schema_to_llguidance({"type": "string", "pattern": pattern})
-            matcher = LLMatcher(self._tokenizer, alone, log_level=0, limits=_LIMITS)
+            matcher = self._compile("json_schema", alone)
             if matcher.is_error():
                 reason = _reason(matcher.get_error(), "regex")
                 raise UsageError(
