@@ -55,7 +55,8 @@ def _check_biases(value: Any) -> dict[str, Any]:
 
 
 def _check_size(value: Any) -> Any:
-    if len(json.dumps(value)) > _MAX_SCHEMA_BYTES:
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
         kind = "schema" if isinstance(value, dict) else "value"
         raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
     return value
