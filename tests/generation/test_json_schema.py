@@ -141,6 +141,8 @@ def accepts():
             [{"name": "x"}],
             [{"a": 1}, {"a": 1, "name": "x"}],
         ),
+        ({"oneOf": [{"const": i} for i in range(900)]}, [899], [900]),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0, "a"]}]}, [1, "a"], [2]),
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, [1], [3]),
         # OpenAI's wrapper
         ({"name": "x", "strict": True, "schema": NAMED}, [{"name": "a"}], [{"b": 1}]),
@@ -225,6 +227,7 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
         ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),
         ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),
+        ({"oneOf": [{"minimum": i, "maximum": i} for i in range(500)]}, "combinations"),
         ({"anyOf": [{"dependentRequired": {str(i): ["z"] for i in range(20)}}]}, "combinations"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no text matches the schema"),
     ],

@@ -9,9 +9,10 @@ A schema becomes a union of conjunctions of simple schemas: `anyOf` and `oneOf` 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 from tgen.generation.schema_keywords import (
@@ -221,7 +222,12 @@ class _Translator:
     ) -> list[list[_Conjunction]]:
         """Return the alternatives of `oneOf`, each without the values of others."""
         expanded = [self._expand(one, path) for one in schemas]
+        listed = [_listed(one) for one in expanded]
+        sets = [values for values in listed if values is not None]
+        if len(sets) == len(listed) and len(set().union(*sets)) == sum(map(len, sets)):
+            return options  # as below, without a step for each pair
         for (i, a), (j, b) in combinations(enumerate(expanded), 2):
+            self._count(len(a) * len(b), path)
             if all(self._disjoint(one, two) for one, two in product(a, b)):
                 continue
             for mine, other in ((i, j), (j, i)):
@@ -282,7 +288,8 @@ class _Translator:
             return self._define(conjunction[0], closed=closed)
         prefixed = any("prefixItems" in part.keywords for part in conjunction)
         positions = [_positions(part.keywords, prefixed=prefixed) for part in conjunction]
-        shared = {position for a, b in combinations(positions, 2) for position in a & b}
+        counts = Counter(chain(*positions))
+        shared = {position for position, n in counts.items() if n > 1}
         if any({"properties", "patternProperties"} <= part.keywords.keys() for part in conjunction):
             shared.add(("patternProperties", ""))  # llguidance merges what matches both
         parts = [self._emit(part, shared, closed=closed) for part in conjunction]
@@ -432,6 +439,17 @@ def _types_of(value: Any) -> set[str]:
         return {"number", "integer"} if value.is_integer() else {"number"}
     names = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
     return {names.get(type(value), "null")}
+
+
+def _listed(conjunctions: Iterable[_Conjunction]) -> set[Any] | None:
+    """Return the values, canonical, besides which conjunctions allow none; None if not listed."""
+    result = set()
+    for one in conjunctions:
+        lists = [v for part in one if (v := values_of(part.keywords)) is not None]
+        if not lists:
+            return None
+        result |= set(map(_canonical, lists[0]))
+    return result
 
 
 def _canonical(value: Any) -> Any:
