@@ -230,6 +230,8 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
         ({"oneOf": [{"minimum": i, "maximum": i} for i in range(500)]}, "combinations"),
         ({"anyOf": [{"dependentRequired": {str(i): ["z"] for i in range(20)}}]}, "combinations"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no text matches the schema"),
+        ({"type": "array", "not": {"const": [1]}}, "tgen cannot generate any text of the schema"),
+        ({"type": "array", "oneOf": [{"const": [1]}, {}]}, "tgen cannot generate any text"),
     ],
 )
 def test_refusals_name_the_place_in_the_schema_and_a_way_round(schema, words):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from tgen.generation.schema_keywords import (
     COMBINED,
     FAR,
+    LIST_VALUES,
     TYPES,
     SchemaError,
     is_known,
@@ -87,6 +88,8 @@ def translate(schema: Any, *, closed: bool = True) -> Translation:
                 reason = "refers only to itself, or needs itself without end"
                 hint = "let one of its properties be absent or null"
                 raise SchemaError(path, f"no text matches: {ref} {reason}", hint)
+        if translator.lacks_texts:
+            raise SchemaError("", "tgen cannot generate any text of the schema", LIST_VALUES)
         raise SchemaError("", "no text matches the schema", "use one that some text matches")
     dead = {f"#/$defs/{name}" for name, one in sizes.items() if one == math.inf}
     living = {
@@ -110,6 +113,7 @@ def unwrap(schema: Any) -> Any:
 class _Translator:
     def __init__(self, root: Any, *, closed: bool) -> None:
         self.root, self.result, self._closed = root, Translation(), closed
+        self.lacks_texts = False  # whether the result may allow less, besides its limits
         self.definitions: dict[str, Any] = {}
         self.waiting: list[tuple[str, Any, str, bool]] = []  # definitions to come
         self.references: dict[
@@ -156,6 +160,7 @@ class _Translator:
             return [[]] if schema else []
         self._count(1, path)
         core, notes = simplify(schema, path, self._resolve)
+        self.lacks_texts |= any(key in schema for key in ("not", "if", "contains"))
         self.result.notes += [note for note in notes if note not in self.result.notes]
         own = {key: value for key, value in core.items() if key not in COMBINED}
         result: list[_Conjunction] = [[_Part(own, path)] if own else []]
@@ -233,6 +238,7 @@ class _Translator:
             for mine, other in ((i, j), (j, i)):
                 try:
                     opposite = negate(schemas[other], f"{path}[{other}]", self._resolve)
+                    self.lacks_texts = True
                 except SchemaError:
                     message = f"alternatives {i} and {j} may match the same value"
                     hint = "use anyOf, or require a property with another const in each"

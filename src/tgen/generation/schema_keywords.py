@@ -38,11 +38,12 @@ _ANNOTATIONS = frozenset(
         *("unevaluatedProperties", "unevaluatedItems"),
     )
 )
+LIST_VALUES = "list the allowed values instead, for example in an enum"
 _WITHOUT = {  # keyword -> what can be done without it
     "uniqueItems": "remove it and check the items afterwards",
     "maxContains": "remove it and check the items afterwards",
     "propertyNames": "use a pattern or an enum in it, or patternProperties",
-    "not": "list the allowed values instead, for example in an enum",
+    "not": LIST_VALUES,
 }
 _MAX_PREFIX = 81  # of strings in `not`; llguidance's regular expressions nest up to 250 deep
 _MAX_DEPTH = 3  # of schemas in a schema whose opposite is formed
