@@ -181,6 +181,17 @@ def test_calls_of_a_stream_come_together_at_its_end() -> None:
     assert last["done_reason"] == "stop"
 
 
+def test_a_call_that_the_limit_cuts_is_left_out() -> None:
+    _, form = read_chat(json.dumps({"model": "m", "messages": USER}).encode(), "m")
+    parts = ['{"x": 1}', '{"x": "lo', ""]
+    calls = [{"function": {"name": "f", "arguments": part}} for part in parts]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    answer = {"choices": [{"message": message, "finish_reason": "length"}]}
+    whole = form.whole(answer, Job([], stream=False))
+    assert whole["message"]["tool_calls"] == [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    assert whole["done_reason"] == "length"
+
+
 def test_calls_and_results_of_a_conversation_belong_together() -> None:
     calls = [{"function": {"name": name, "arguments": {"x": 1}}} for name in "fg"]
     messages = [

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
@@ -188,12 +188,15 @@ class OllamaForm:
         if not self._chat:
             return head | {"response": text, "done": done}
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if done and self._calls:
-            message["tool_calls"] = [
-                {"function": call | {"arguments": json.loads(call["arguments"] or "{}")}}
-                for call in self._calls.values()
-            ]
+        if done and (calls := [*self._complete_calls()]):
+            message["tool_calls"] = calls
         return head | {"message": message, "done": done}
+
+    def _complete_calls(self) -> Iterator[dict[str, Any]]:
+        """Yield the calls without one whose arguments the limit of tokens has cut."""
+        for call in self._calls.values():
+            with suppress(ValueError, RecursionError):
+                yield {"function": call | {"arguments": json.loads(call["arguments"])}}
 
     def _summary(self, job: Job) -> dict[str, Any]:
         now = time.perf_counter()

@@ -134,6 +134,7 @@ class TextResponse(Response):
                     answer.add(await self._job.events())
                     part = await self._write(lambda: form.chunks(answer.new_chunks()))
                     await _send_part(send, part)
+            end = form.chunks(answer.last_chunks()) + form.end(self._job)
         except (HttpError, TimeoutError) as error:
             failure = error if isinstance(error, HttpError) else self._timed_out()
             if not started:
@@ -144,8 +145,6 @@ class TextResponse(Response):
                 raise
             _log.exception("a stream failed")
             end = form.error(internal_error())
-        else:
-            end = form.chunks(answer.last_chunks()) + form.end(self._job)
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _write(self, work: Callable[[], _Written]) -> _Written:
