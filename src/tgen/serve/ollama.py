@@ -14,6 +14,7 @@ from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import JsonObject, Unicode, load_object, validate
+from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
 from tgen.serve.text_response import dump_json
 
@@ -24,6 +25,10 @@ _UNSUPPORTED = ("suffix", "images", "template", "context", "think")
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
     *("use_mlock", "low_vram", "vocab_only"),
+}
+# Fields of OpenAI's API that are beside Ollama's options, or have other names.
+_NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
+    *SamplingFields.model_fields
 }
 
 
@@ -94,6 +99,8 @@ def _load(body: bytes) -> dict[str, Any]:
 def _common(request: _Body) -> dict[str, Any]:
     """Return the fields of OpenAI's API that both endpoints need."""
     options = request.options or {}
+    for name in options.keys() & _NO_OPTIONS:
+        raise bad_request(f"options.{name} is not supported", f"options.{name}")
     values = {name: value for name, value in options.items() if name not in _IGNORED}
     limit = values.pop("num_predict", None)
     values["max_tokens"] = -1 if limit in (None, -2) else limit  # as many as fit the context
