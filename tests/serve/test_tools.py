@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
-from support.servers import ServerProcess, serving
+from support.servers import JSON, ServerProcess, serving
 from tgen.chat.call_syntax import CallSyntax
 from tgen.chat.encode import ChatFormat
 from tgen.checkpoint.chat_template import ChatTemplate
@@ -183,6 +183,16 @@ def test_model_calls_by_itself_after_any_text(
         for text in arguments[i].values():
             assert set(json.loads(text)) in ({"city", "unit"}, set())
     assert any(contents[i].strip() for i in calling)
+
+
+def test_a_schema_that_is_nested_deeply_is_an_error(served: ServerProcess) -> None:
+    n = 300
+    schema = '{"type": "object", "properties": {"x": ' * n + "{}" + "}}" * n
+    body = json.dumps({"messages": USER, "tools": [NOW], "tool_choice": "required"})
+    body = body.replace('"description"', f'"parameters": {schema}, "description"')
+    answer = served.http.post("/v1/chat/completions", content=body, headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert "nest" in answer.json()["error"]["message"]
 
 
 def test_results_go_back_to_the_model(client: "openai.OpenAI", tooled: ServerProcess) -> None:

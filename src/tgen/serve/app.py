@@ -256,6 +256,9 @@ class Service:
         except UsageError as error:
             engine.release(n)
             raise to_http(error, text_request.names) from None
+        except RecursionError:
+            engine.release(n)
+            raise bad_request("the body is nested too deeply") from None
         except BaseException:
             engine.release(n)
             raise
