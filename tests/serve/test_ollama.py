@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from support.servers import JSON, ServerProcess
 from tgen.api import Model
@@ -151,6 +152,21 @@ def test_body_must_be_json(served: ServerProcess) -> None:
         answer = served.http.post("/api/chat", content=content, headers=headers)
         assert answer.status_code in (400, 415)
         assert isinstance(answer.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [1, 2]},
+        {"messages": USER, "tools": [1, 2]},
+        {"messages": [{"role": "assistant", "tool_calls": [1, 2]}]},
+    ],
+)
+def test_a_list_of_invalid_items_is_one_error(fields: Any) -> None:
+    with pytest.raises(HttpError) as error:
+        read_chat(json.dumps({"model": "m"} | fields).encode(), "m")
+    assert isinstance(error.value.__context__, ValidationError)
+    assert error.value.__context__.error_count() == 1
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.servers import ServerProcess
 from tgen.api import Model
 from tgen.serve.engine_thread import Job
-from tgen.serve.http_error import unavailable
+from tgen.serve.http_error import HttpError, unavailable
 from tgen.serve.responses import read
 
 if TYPE_CHECKING:
@@ -105,6 +105,20 @@ def test_structured_output_and_logprobs(client: "openai.OpenAI", served: ServerP
     form = {"format": {"type": "json_object"}}
     body = {"input": TEXT, "text": form, "max_output_tokens": 2}
     assert served.post("/v1/responses", body).json()["output"][0]["content"][0]["text"][0] in "{ \n"
+
+
+@pytest.mark.parametrize("field", ["tools", "include"])
+def test_a_list_of_invalid_items_is_one_error(field: str) -> None:
+    with pytest.raises(HttpError) as error:
+        read(json.dumps({"input": TEXT, field: [1, 2]}).encode(), "m")
+    assert isinstance(error.value.__context__, pydantic.ValidationError)
+    assert error.value.__context__.error_count() == 1
+
+
+def test_a_response_names_the_form_of_its_text() -> None:
+    for form in ({}, {"text": {}}, {"text": {"format": {"type": "text"}}}):
+        _, answer = read(json.dumps({"input": TEXT} | form).encode(), "m")
+        assert answer._settings["text"] == {"format": {"type": "text"}}
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,14 @@ def test_an_unknown_field_with_an_unpaired_surrogate_is_named_in_the_response() 
     assert json.loads(error.value.response().body)["error"]["param"] == "\ud800"
 
 
-@pytest.mark.parametrize("messages", [[1, 2], [{"role": "user", "content": [1, 2]}]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [1, 2],
+        [{"role": "user", "content": [1, 2]}],
+        [{"role": "assistant", "content": "x", "tool_calls": [1, 2]}],
+    ],
+)
 def test_a_list_of_invalid_items_is_one_error(messages: list[Any]) -> None:
     with pytest.raises(ValidationError) as error:
         ChatRequest.model_validate({"model": "m", "messages": messages})

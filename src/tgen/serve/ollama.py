@@ -13,7 +13,7 @@ from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
-from tgen.serve.json_body import JsonObject, Unicode, load_object, validate
+from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
 from tgen.serve.text_response import dump_json
@@ -36,7 +36,7 @@ class _Message(JsonObject):
     role: Unicode
     content: Unicode = ""
     images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects | None = None
     tool_call_id: Unicode | None = None
 
 
@@ -55,8 +55,8 @@ class _GenerateBody(_Body):
 
 
 class _ChatBody(_Body):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Objects, Field(min_length=1)]
+    tools: Objects | None = None
 
 
 class _PromptOrChat(ChatRequest):

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
-from tgen.serve.json_body import JsonObject, Unicode, load_object, validate
+from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.serve.text_response import EVENT_STREAM, dump_json
@@ -83,11 +83,11 @@ class _Body(SamplingFields, extra="forbid"):
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     stream: bool = False
     text: _Text = _Text()
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, Any] | None = None
 
@@ -181,13 +181,16 @@ class ResponsesForm:
 
     def __init__(self, request: _Body, values: Mapping[str, Any]) -> None:
         """`values` are those that the client has sent."""
+        form = request.text.format
         self._settings = {
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "parallel_tool_calls": request.parallel_tool_calls,
             "temperature": values.get("temperature"),
-            "text": {"format": request.text.format.model_dump(by_alias=True, exclude_unset=True)},
+            "text": {
+                "format": {"type": form.type} | form.model_dump(by_alias=True, exclude_unset=True)
+            },
             "tool_choice": request.tool_choice,
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs,

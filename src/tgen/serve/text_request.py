@@ -79,7 +79,7 @@ class _Message(JsonObject):
 
     role: Annotated[Unicode, Field(min_length=1)]
     content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(_list_parts)]
-    tool_calls: list[Call] = Field(default_factory=list)
+    tool_calls: list[Call] = Field(default_factory=list, fail_fast=True)
     tool_call_id: Unicode | None = None
     name: Any = None  # templates use that of a tool only
 
