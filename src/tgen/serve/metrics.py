@@ -82,7 +82,7 @@ class Metrics:
             *_simple("texts_cancelled_total", "counter", "Texts cut off.", self._cancelled),
             *_declare("request_success_total", "counter", "Texts that ended, by reason."),
         ]
-        for reason in ("stop", "length"):
+        for reason in ("stop", "length", "tool_calls"):
             count = self._finished[reason]
             lines.append(f'tgen_request_success_total{{finished_reason="{reason}"}} {count}')
         lines += _declare("http_responses_total", "counter", "HTTP responses, by status.")
