@@ -56,6 +56,25 @@ def test_a_reader_that_does_not_read_delays_nobody(monkeypatch: pytest.MonkeyPat
     assert 0 < len(lines) < 1100
 
 
+def test_the_last_line_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "_CLOSE_SECONDS", 60)
+    reading, lines = threading.Event(), []
+
+    def write(line: bytes) -> None:
+        reading.wait()
+        lines.append(line)
+
+    log = AccessLog("json", write)
+    for _ in range(1500):
+        log.add(entry())
+    closing = threading.Thread(target=log.close)
+    closing.start()
+    reading.set()
+    closing.join()
+    assert not log._thread.is_alive()
+    assert json.loads(lines[-1])["requests"] == 1500
+
+
 def test_a_reader_that_has_left_is_ignored() -> None:
     def write(_: bytes) -> None:
         raise BrokenPipeError

@@ -66,20 +66,22 @@ class AccessLog:
         self._put(facts)
 
     def close(self) -> None:
-        """Write the last line, with the sums over all requests."""
+        """Write the last line, with the sums over all requests; wait for room a short time."""
         dropped = {"dropped_lines": self._n_dropped} if self._n_dropped else {}
-        self._put(self._totals | {"seconds": _seconds_since(self._started)} | dropped)
+        seconds = _CLOSE_SECONDS if self._thread.is_alive() else 0
+        self._put(self._totals | {"seconds": _seconds_since(self._started)} | dropped, seconds)
         if self._thread.is_alive():
             with suppress(queue.Full):
-                self._lines.put_nowait(None)
-            self._thread.join(_CLOSE_SECONDS)
+                self._lines.put(None, timeout=seconds)
+            self._thread.join(seconds)
 
-    def _put(self, facts: Mapping[str, Any]) -> None:
+    def _put(self, facts: Mapping[str, Any], seconds: float = 0) -> None:
+        """Add a line; if there is no room for it within `seconds`, count it."""
         if self._form == "off":
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
-            self._lines.put_nowait(_format(now, facts, self._form).encode())
+            self._lines.put(_format(now, facts, self._form).encode(), timeout=seconds)
         except queue.Full:
             self._n_dropped += 1
 
