@@ -208,7 +208,9 @@ class Service:
     async def _get_properties(self, request: Request) -> Response:
         name = request.query_params.get("model", self._models.default)
         served = await self._open_model(request, name)
-        return JSONResponse(llama_cpp.properties(served.model, name))
+        run = asyncio.get_running_loop().run_in_executor
+        describe = llama_cpp.properties  # may read files
+        return JSONResponse(await run(self._preparers, describe, served.model, name))
 
     async def _describe(self, request: Request, describe: _Description) -> Response:
         """Answer a question about a model or a text, for which no text is generated."""
