@@ -276,6 +276,21 @@ def test_a_model_whose_client_has_left_is_loaded_once(other: Path) -> None:
     assert run([describe_source("a", other, None, None)], test, None).names == ["a"]
 
 
+def test_a_bug_after_loading_is_an_error_of_those_who_wait(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(models: ServedModels) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(models, "add", lambda *_: 1 / 0)
+            with pytest.raises(HttpError) as error:
+                await visit(models, "a")
+        assert error.value.status == 500
+        await visit(models, "a")
+        assert names(models) == ["a"]
+
+    run([describe_source("a", other, None, None)], test, None)
+
+
 def test_many_clients_of_models_that_share_little_memory_get_their_texts(
     several: ServerProcess,
 ) -> None:

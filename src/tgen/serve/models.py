@@ -19,7 +19,7 @@ from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import EngineThread
 from tgen.serve.grammar_check import GrammarCheck
-from tgen.serve.http_error import HttpError, model_not_found, unavailable
+from tgen.serve.http_error import HttpError, internal_error, model_not_found, unavailable
 from tgen.version import __version__
 
 _POLL_SECONDS = 0.05
@@ -225,6 +225,9 @@ class ServedModels:
                         await self._load_in_thread(self.sources[one])
             except HttpError as failure:
                 error = failure
+            except Exception:  # the loader must go on, or all visits would wait for ever
+                _log.exception("the model %s cannot be served", name)
+                error = internal_error()
             for visit in self._visits:
                 if visit.name != name or visit.ready.done():
                     continue
