@@ -224,6 +224,10 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
             "$defs.a.items: uniqueItems is not supported",
         ),
         ({"$ref": "http://a/b.json"}, '$ref: "http://a/b.json" is not in the schema'),
+        (
+            {"properties": {"a": {"type": "object", "minProperties": 2}}},
+            "properties.a.minProperties: several properties beside the required ones",
+        ),
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
         ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),
         ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),

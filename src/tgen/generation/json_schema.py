@@ -300,6 +300,7 @@ class _Translator:
             shared.add(("patternProperties", ""))  # llguidance merges what matches both
         parts = [self._emit(part, shared, closed=closed) for part in conjunction]
         limits = self._unite(conjunction, shared, closed=closed)
+        _check_names(conjunction)
         if closed:
             limits = self._limits(conjunction, limits)
         if len(parts) > 1:
@@ -489,6 +490,22 @@ def _number_limits(keywords: Sequence[dict[str, Any]], types: set[str]) -> dict[
     if "number" in types and coarse and not any("multipleOf" in one for one in keywords):
         limits["multipleOf"] = 10**-DECIMALS
     return limits
+
+
+def _check_names(conjunction: _Conjunction) -> None:
+    """Raise SchemaError for an object that needs several properties of open names, since a text may
+    have a name twice."""
+    if "object" not in _types(conjunction):
+        return
+    keywords = [part.keywords for part in conjunction]
+    required = {name for one in keywords for name in one.get("required", ())}
+    for part in conjunction:
+        if part.keywords.get("minProperties", 0) > len(required) + 1:
+            raise SchemaError(
+                join(part.path, "minProperties"),
+                "several properties beside the required ones are not supported",
+                "name them in required, or use a smaller minProperties",
+            )
 
 
 def _closed_names(keywords: Sequence[dict[str, Any]]) -> _Names | None:

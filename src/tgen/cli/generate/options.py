@@ -115,6 +115,8 @@ def _read_grammar(given: str) -> str:
 
 def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> TextOfFile:
     """Return the text of a file that is not empty; `check` raises ValueError for other texts."""
+    if not path.name:
+        raise UsageError(f"{flag} is empty", hint)
     try:
         with files.open_stream(path) as file:
             content = file.read(_MAX_FILE_BYTES + 1)
