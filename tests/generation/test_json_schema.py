@@ -230,6 +230,7 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
         ),
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
         ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),
+        ({"type": "number", "minimum": 10**400}, "minimum: a number is above 9e+18"),
         ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),
         ({"oneOf": [{"minimum": i, "maximum": i} for i in range(500)]}, "combinations"),
         ({"anyOf": [{"dependentRequired": {str(i): ["z"] for i in range(20)}}]}, "combinations"),

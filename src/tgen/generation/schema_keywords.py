@@ -128,7 +128,8 @@ def _check(key: str, value: Any, path: str) -> Any:
         expected = "" if isinstance(value, dict) else "an object"
     elif key in _NUMBERS:
         flag = type(value) is bool  # of draft 4, for exclusive limits
-        number = flag or (isinstance(value, (int, float)) and abs(value) < 1e300)
+        number = flag or isinstance(value, int)
+        number = number or (isinstance(value, float) and math.isfinite(value))
         number = number and not (flag and not key.startswith("exclusive"))
         expected = "" if number else "a number"
     elif key in ("pattern", "format"):
@@ -164,6 +165,8 @@ def _inward(key: str, value: float, path: str) -> float:
     is_low = key.endswith("inimum")
     if value < LOWEST and not is_low:
         raise SchemaError(join(path, key), f"a number is below {LOWEST:.0e}")
+    if value > FAR and is_low:
+        raise SchemaError(join(path, key), f"a number is above {FAR:.0e}")
     if abs(value) > FAR and is_low == (value < 0):
         return -FAR if is_low else FAR
     near = int(float(value)) if isinstance(value, int) else value
