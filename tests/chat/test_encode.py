@@ -319,6 +319,17 @@ def test_calls_that_a_template_does_not_write_are_text(model):
     assert chat.encode(messages) == chat.encode(plain)
 
 
+def test_calls_and_results_without_tools_have_the_template_of_tools(model):
+    tokenizer = open_model(model(CHATML)).tokenizer
+    both = ChatFormat(ChatTemplate(CHATML, {}, HERMES_TOOLS), tokenizer, 2048)
+    alone = ChatFormat(ChatTemplate(HERMES_TOOLS, {}), tokenizer, 2048)
+    messages = calls({"a": 1})
+    assert both.write(messages) == alone.write(messages)
+    assert "<tool_call>" in both.write(messages)
+    chat = ChatFormat(ChatTemplate(CHATML, {}, "of tools"), tokenizer, 2048)
+    assert "Hi" in chat.write(user("Hi"))
+
+
 def test_template_that_leaves_out_results_is_an_error(model):
     source = CHATML.replace("in messages", "in messages if m.role != 'tool'")
     chat = open_model(model(source)).chat_format

@@ -187,8 +187,13 @@ class ChatFormat:
         prompts: Sequence[bool] | None = None,
         tools: Sequence[Tools] | None = None,
     ) -> list[str]:
-        """Return the text of each conversation; see `Sandbox.render`."""
-        template = self.template.for_tools if tools and tools[0] else self.template
+        """Return the text of each conversation; see `Sandbox.render`.
+
+        If `tools` are given, perhaps None for each, a first conversation with tools, calls or
+        results chooses the template of chats with tools.
+        """
+        with_tools = tools and (tools[0] or any(map(_is_of_tools, conversations[0])))
+        template = self.template.for_tools if with_tools else self.template
         return self._sandbox.render(
             template, conversations, prompts=prompts, tools=tools, now=self.now
         )
@@ -354,6 +359,10 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list
             "shorten the messages or start a new conversation",
         )
     return [dict(message) for message in messages]
+
+
+def _is_of_tools(message: Message) -> bool:
+    return bool(message.get("tool_calls")) or message["role"] == "tool"
 
 
 def _is_call(call: Any) -> bool:
