@@ -17,6 +17,7 @@ from support.chats import (
 from tgen.chat.call_syntax import PLAIN, find_call_syntax
 from tgen.chat.render import Sandbox
 from tgen.checkpoint.chat_template import ChatTemplate
+from tgen.errors import ModelError
 
 # Template -> the texts of one call and of two, and the trigger.
 ONE, TWO = ("sum", {"a": 1}), ("now", {})
@@ -95,6 +96,19 @@ def test_syntax_is_that_of_the_template(find, source):
 )
 def test_unknown_syntax_is_none(find, source):
     assert find(source) is None
+
+
+@pytest.mark.parametrize("n_rendered", [0, 1])
+def test_a_limit_that_is_exceeded_is_an_error_and_not_an_unknown_syntax(n_rendered):
+    texts = ["first_probe second_probe Probe answer."] * n_rendered
+
+    def render(messages, tools):
+        if not texts:
+            raise ModelError("the chat template took more than 5 s", "")
+        return texts.pop()
+
+    with pytest.raises(ModelError, match="more than 5 s"):
+        find_call_syntax(render, "")
 
 
 def test_plain_call_is_json():

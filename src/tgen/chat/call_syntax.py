@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tgen.errors import TgenError
+from tgen.chat.render import FailedTemplateError, RejectedMessagesError
 
 # Renders messages with tools, without the start of another answer.
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
@@ -71,9 +71,12 @@ _QUESTION = {"role": "user", "content": "Probe question?"}
 
 def find_call_syntax(render: Render, source: str) -> CallSyntax | None:
     """Return the syntax of a template, whose text is `source`; None if tgen does not know it, or
-    if the template does not show the tools to the model."""
+    if the template does not show the tools to the model.
+
+    Raises ModelError if the template exceeds a limit, which may be that of a busy machine.
+    """
     tools = [_describe(name) for name in _NAMES]
-    with suppress(TgenError):
+    with suppress(RejectedMessagesError, FailedTemplateError):
         plain = render([_QUESTION, {"role": "assistant", "content": _TEXT}], tools)
         before, _, after = plain.rpartition(_TEXT)
         if not all(name in before for name in _NAMES):
@@ -108,7 +111,7 @@ def _probe(
     ]
     try:
         text = render([_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}], tools)
-    except TgenError:
+    except (RejectedMessagesError, FailedTemplateError):
         return None
     before, text, after = before.rstrip(), _ID.sub("", text).rstrip(), after.strip()
     if not text.startswith(before) or not text.endswith(after) or any(i in text for i in _IDS):
