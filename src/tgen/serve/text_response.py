@@ -110,7 +110,7 @@ class TextResponse(Response):
         try:
             async with asyncio.timeout(self._timeout):
                 while not self._answer.is_complete:
-                    self._answer.add(await self._job.events())
+                    await self._add_events()
         except TimeoutError:
             raise self._timed_out() from None
         response = await self._write(
@@ -124,14 +124,14 @@ class TextResponse(Response):
         headers = [(b"content-type", form.content_type.encode()), *_HEADERS]
         try:
             async with asyncio.timeout(self._timeout):
-                answer.add(await self._job.events())
+                await self._add_events()
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 started = True
                 await _send_part(send, form.chunks(answer.first_chunks()))
                 await _send_part(send, await self._write(lambda: form.chunks(answer.new_chunks())))
                 while not answer.is_complete:
                     await asyncio.sleep(_PACE)
-                    answer.add(await self._job.events())
+                    await self._add_events()
                     part = await self._write(lambda: form.chunks(answer.new_chunks()))
                     await _send_part(send, part)
             end = form.chunks(answer.last_chunks()) + form.end(self._job)
@@ -146,6 +146,14 @@ class TextResponse(Response):
             _log.exception("a stream failed")
             end = form.error(internal_error())
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _add_events(self) -> None:
+        """Wait for tokens and add them to the answer; those of long texts come at once."""
+        events = await self._job.events()
+        if len(events) > _MANY:
+            await asyncio.to_thread(self._answer.add, events)
+        else:
+            self._answer.add(events)
 
     async def _write(self, work: Callable[[], _Written]) -> _Written:
         """Return what `work` writes; many log-probabilities take seconds, which others need not
