@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tgen.api import load
-from tgen.generation.completion import place_after
+from tgen.generation import completion
+from tgen.generation.completion import Completer, place_after
 
 PEOPLE = {
     "type": "array",
@@ -73,6 +74,23 @@ def test_formats_and_patterns_are_completed(model):
 def test_banned_tokens_are_not_chosen(model):
     tokens = tokens_of(model, {"type": "string"}, 12, 1, ban=['"'])
     assert b'"' not in b"".join(token.text for token in tokens)
+
+
+def test_the_tokens_that_are_tried_are_bounded_and_the_text_is_complete(model, monkeypatch):
+    monkeypatch.setattr(completion, "_FIRST_BUDGET", 30)
+    monkeypatch.setattr(completion, "_BUDGET_PER_TOKEN", 2)
+    complete, tried = Completer.complete, []
+
+    def count(*args):
+        path, n = complete(*args)
+        tried.append(n)
+        return path, n
+
+    monkeypatch.setattr(Completer, "complete", count)
+    schema = {"type": "array", "minItems": 20, "items": {"type": "integer"}}
+    tokens = tokens_of(model, schema, 200, 1)
+    assert tokens[-1].complete
+    assert sum(tried) <= 30 + 2 * len(tokens) + 2 * max(tried)
 
 
 def test_place_after():

@@ -15,6 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tgen.engine.base import Logits
 
 _OUTSIDE, _INSIDE, _ESCAPED = range(3)  # where a text ends: outside of a string, inside, after \
+# Tokens that may be tried for a text; a higher price would slow down the texts beside it.
+_FIRST_BUDGET, _BUDGET_PER_TOKEN = 2000, 20
 _CLOSING = frozenset(b'"}]')
 # Bytes to try in turn where a string cannot end: separators of formats first.
 _IN_STRING = "".join(("Z@:-./", punctuation, ascii_uppercase, digits, ascii_lowercase)).encode()
@@ -40,9 +42,12 @@ class Completer:
         self._inside = np.array([*quotes, *texts], np.int64)
         self._n_closing = {True: len(brackets), False: len(quotes)}
 
-    def complete(self, matcher: LLMatcher, place: int, limit: int) -> list[int] | None:
-        """Return up to `limit` tokens that complete the text of a matcher, which is changed; None
-        if none were found. `place`: where the text ends, see `place_after`."""
+    def complete(self, matcher: LLMatcher, place: int, limit: int) -> tuple[list[int] | None, int]:
+        """Return up to `limit` tokens that complete the text of a matcher, which is changed, or
+        None if none were found; and how many were tried.
+
+        `place`: where the text ends, see `place_after`.
+        """
         path: list[int] = []
         seen: Counter[bytes] = Counter()
         while not matcher.is_accepting():
@@ -53,7 +58,7 @@ class Completer:
                 flags = np.frombuffer(bits, np.uint8)[order >> 3] >> (order & 7) & 1
                 allowed = order[flags.astype(bool)]
                 if not len(allowed):
-                    return None
+                    return None, len(path)
                 turn = 0
                 if not flags[: self._n_closing[place == _OUTSIDE]].any():
                     turn = seen[bits] % len(allowed)  # so that a repetition ends
@@ -62,9 +67,9 @@ class Completer:
                 matcher.consume_token(new[0])
             path += new
             if len(path) > limit or matcher.is_error():
-                return None
+                return None, len(path)
             place = place_after(place, b"".join(self.tokens[i] for i in new))
-        return path
+        return path, len(path)
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
         """Append the only text that can follow; return its tokens."""
@@ -102,6 +107,8 @@ class Closing:
         self._next: list[int] | None = None
         self._check_below: float = math.inf  # tokens left; above, every completion fits
         self._active = True
+        # The tokens that may still be tried; below 0, nothing is tried until it has grown.
+        self._budget = _FIRST_BUDGET
 
     def choose(self, matcher: LLMatcher, token: int, logits: Logits, n_left: int) -> int:
         """See `Matcher.choose`."""
@@ -110,6 +117,11 @@ class Closing:
         if self._known and token == self._known[0]:
             self._next = self._known[1:]
             return token
+        if self._budget < 0:
+            n_unchecked = -self._budget // _BUDGET_PER_TOKEN + 1
+            if self._known is None or len(self._known) + n_unchecked <= n_left:
+                return token
+            return self._close(self._known, token, logits)
         self._next = self._complete(matcher, n_left, [token])
         if self._next is not None:
             self._check_below = n_left - (n_left - len(self._next)) // (self._growth + 1)
@@ -119,20 +131,27 @@ class Closing:
         if self._known is None:  # the limit is too small
             self._active = False
             return token
-        closing = self._known[0] if self._known else self._end
+        return self._close(self._known, token, logits)
+
+    def _close(self, known: list[int], token: int, logits: Logits) -> int:
+        """Return the next token of a completion; `token` if that one must not be chosen."""
+        closing = known[0] if known else self._end
         if closing is None or logits[closing] == -float("inf"):
             return token
-        self._next = self._known[1:]
+        self._next = known[1:]
         return closing
 
     def accept(self, token: int) -> None:
         """Append the chosen token."""
         self._place = place_after(self._place, self._completer.tokens[token])
         self._known, self._next = self._next, None
+        self._budget = min(self._budget + _BUDGET_PER_TOKEN, _FIRST_BUDGET)
 
     def _complete(self, matcher: LLMatcher, limit: int, new: Sequence[int]) -> list[int] | None:
         matcher, place = matcher.deep_copy(), self._place
         for token in new:
             matcher.consume_token(token)
             place = place_after(place, self._completer.tokens[token])
-        return self._completer.complete(matcher, place, limit)
+        path, n_tried = self._completer.complete(matcher, place, limit)
+        self._budget -= n_tried
+        return path
