@@ -65,7 +65,7 @@ def test_many_tokens_are_added_outside_the_event_loop(stream: bool) -> None:
 def test_a_stream_whose_end_fails_ends_with_an_error() -> None:
     class BrokenForm(OpenAIForm):
         def end(self, job: Job) -> bytes:
-            raise ValueError("a bug")
+            raise ValueError(f"a bug, for {job}")
 
     _, body = respond(10, BrokenForm(), stream=True)
     error = json.loads(body.removeprefix(b"data: "))["error"]
