@@ -19,6 +19,22 @@ def entry(path: str = "/v1/completions", status: int = 200, **answer: Any) -> Lo
     return made
 
 
+def full_log() -> tuple[AccessLog, threading.Event, list[bytes]]:
+    """Return a log with more lines than it has room for, an event that lets its reader read, and
+    what the reader got."""
+    reading = threading.Event()
+    lines: list[bytes] = []
+
+    def write(line: bytes) -> None:
+        reading.wait()
+        lines.append(line)
+
+    log = AccessLog("json", write)
+    for _ in range(1500):
+        log.add(entry())
+    return log, reading, lines
+
+
 def test_lines_are_short_and_escaped() -> None:
     lines: list[bytes] = []
     log = AccessLog("json", lines.append)
@@ -35,15 +51,7 @@ def test_lines_are_short_and_escaped() -> None:
 
 def test_a_reader_that_does_not_read_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_log, "_CLOSE_SECONDS", 0)
-    reading, lines = threading.Event(), []
-
-    def write(line: bytes) -> None:
-        reading.wait()
-        lines.append(line)
-
-    log = AccessLog("json", write)
-    for _ in range(1500):
-        log.add(entry())
+    log, reading, lines = full_log()
     reading.set()
     log._thread.join(0)
     while not log._lines.empty():
@@ -58,15 +66,7 @@ def test_a_reader_that_does_not_read_delays_nobody(monkeypatch: pytest.MonkeyPat
 
 def test_the_last_line_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_log, "_CLOSE_SECONDS", 60)
-    reading, lines = threading.Event(), []
-
-    def write(line: bytes) -> None:
-        reading.wait()
-        lines.append(line)
-
-    log = AccessLog("json", write)
-    for _ in range(1500):
-        log.add(entry())
+    log, reading, lines = full_log()
     closing = threading.Thread(target=log.close)
     closing.start()
     reading.set()

@@ -1,4 +1,4 @@
-"""How short the texts of a translated JSON schema can be, and which parts of it have none."""
+"""Sizes of the shortest texts of a translated JSON schema, and its parts without any text."""
 
 import json
 import math

@@ -22,7 +22,7 @@ _CLIENT_LEFT = 499
 
 
 class LogEntry:
-    """What a line says of a request."""
+    """The facts that one log line contains."""
 
     def __init__(self, scope: Scope) -> None:
         self.method = quote(scope["method"][:_MAX_METHOD])
@@ -76,7 +76,7 @@ class AccessLog:
             self._thread.join(seconds)
 
     def _put(self, facts: Mapping[str, Any], seconds: float = 0) -> None:
-        """Add a line; if there is no room for it within `seconds`, count it."""
+        """Add a line, or count it as dropped after `seconds` without room for it."""
         if self._form == "off":
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,4 +1,4 @@
-"""What llama.cpp's server says about a model: its tokens, its chat template, its properties."""
+"""llama.cpp's endpoints for tokens, the chat template and properties."""
 
 from contextlib import suppress
 from typing import Annotated, Any, Literal

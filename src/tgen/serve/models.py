@@ -54,7 +54,7 @@ def describe_source(name: str, path: Path, adapter: Path | None, base: str | Non
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """How each model generates, and how much memory all have."""
+    """Limits of each model's generation, and the memory of all."""
 
     batch_size: int
     queue_size: int  # texts

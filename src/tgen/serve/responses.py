@@ -309,7 +309,7 @@ class ResponsesForm:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where the open item is."""
+        """The position of the open item."""
         item = self._items[-1]
         place = {"item_id": item["id"], "output_index": len(self._items) - 1}
         return place | ({"content_index": 0} if item["type"] == "message" else {})

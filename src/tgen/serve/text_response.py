@@ -24,7 +24,7 @@ _log = logging.getLogger("tgen.serve")
 
 
 class AnswerForm(Protocol):
-    """How a protocol writes an answer, which it takes in OpenAI's form, whole or in chunks.
+    """A protocol's form of an answer, translated from OpenAI's, whole or in chunks.
 
     Each answer has its own, which may remember what it has written.
     """

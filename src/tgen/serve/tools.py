@@ -64,7 +64,7 @@ class Tool(JsonObject):
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """The schema of the arguments; without properties, there are none."""
+        """The schema of the arguments; an empty list of properties allows none."""
         schema: dict[str, Any] = self.plain["function"]["parameters"]
         closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
         return closed | schema
@@ -117,7 +117,7 @@ ToolsField = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]  # as 
 
 
 class CallForm(NamedTuple):
-    """How the texts of a request call its tools."""
+    """The form of the calls in a request's texts."""
 
     tools: Sequence[Tool]
     syntax: CallSyntax
