@@ -3,8 +3,9 @@
     python scripts/lowest.py [NAME=VERSION]...
 
 Lower bounds come from `pyproject.toml`, NAME=VERSION replaces one. Tools that only the tests use
-have the versions of `constraints.txt`. transformers is left out: its own requirements contradict
-the lowest tokenizers, and `scripts/interop` tests it.
+have the versions of `constraints.txt`, or older ones where the lowest gguf asks for them.
+transformers is left out: its own requirements contradict the lowest tokenizers, and
+`scripts/interop` tests it.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_NEEDED = {"transformers", "mypy", "ruff", "coverage"}
+UNPINNED = {"sentencepiece"}
 
 
 def main() -> None:
@@ -35,7 +37,8 @@ def main() -> None:
     for tool in tools:
         name = re.split(r"[<>=]", tool)[0]
         if name not in lowest and name not in NOT_NEEDED:
-            lowest[name] = f"{name}=={pinned[name.lower()]}"
+            pin = "<=" if name in UNPINNED else "=="
+            lowest[name] = f"{name}{pin}{pinned[name.lower()]}"
     sys.stdout.write("\n".join(lowest.values()) + "\n")
 
 
