@@ -1,13 +1,19 @@
-"""The JSON of answers: names and offsets of tokens."""
+"""The JSON of answers: names and offsets of tokens, and why a text ends."""
 
 from typing import Any
 
+import pytest
+
+from support.chats import HERMES_TOOLS
+from support.tools import NOW, request_of, with_template
 from tgen.config import SamplingConfig
 from tgen.generation.logprobs import TokenLogprobs
 from tgen.generation.sequence import Request
+from tgen.loaded_model import LoadedModel
+from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import PromptScores
-from tgen.serve.preparation import PreparedTexts
+from tgen.serve.preparation import PreparedTexts, prepare
 from tgen.serve.text_request import CompletionRequest, parse
 
 TOKENS = [b"", b" Hi", b" you", b"\xc3", b"\xa4", b"\xa5"]
@@ -37,3 +43,27 @@ def test_parts_of_characters_with_one_name_are_told_apart() -> None:
     assert form["token_logprobs"] == [None, -2.0]
     assert form["top_logprobs"] == [None, {"bytes:\\xa5": -1.0, "\ufffd": -2.0}]
     assert form["text_offset"] == [0, 0]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_complete_calls_at_the_limit_are_calls(loaded: LoadedModel, complete: bool) -> None:
+    request = request_of(tools=[NOW], tool_choice="required", max_tokens=1)
+    prepared = prepare(with_template(loaded, HERMES_TOOLS), request, 1)
+    text = '<tool_call>\n{"name": "now", "arguments": {' + "}}\n</tool_call>" * complete
+    token = Token(
+        sequence=0,
+        id=0,
+        text=text.encode(),
+        logprob=0,
+        rank=0,
+        entropy=0,
+        top_logprobs=[],
+        removed=[],
+        finish="length",
+        complete=complete,
+    )
+    answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
+    answer.add([(0, token)])
+    [choice] = answer.whole()["choices"]
+    assert choice["finish_reason"] == ("tool_calls" if complete else "length")
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"

@@ -8,11 +8,12 @@ from typing import Any
 
 from tgen.generation.logprobs import TokenLogprobs
 from tgen.reports.generation import Token
+from tgen.serve.call_form import CallForm
+from tgen.serve.call_reader import CallReader
 from tgen.serve.engine_thread import Event, PromptScores
 from tgen.serve.http_error import bad_request
 from tgen.serve.preparation import PreparedTexts
 from tgen.serve.text_request import TextRequest
-from tgen.serve.tools import CallForm, CallReader
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -16,9 +16,9 @@ from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
+from tgen.serve.call_form import CallForm, plan_calls
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
-from tgen.serve.tools import CallForm, plan_calls
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one

@@ -12,7 +12,7 @@ from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields, rename_aliases
-from tgen.serve.tools import Call, Choice, ChoiceField, ToolsField
+from tgen.serve.tool_fields import Call, Choice, ChoiceField, ToolsField
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 # Fields that have no influence on the text.

@@ -1,4 +1,4 @@
-"""Tools: calls as the official client sees them, and the texts that stand for them."""
+"""Forms of calls: as the official client sees them, and the texts that they allow."""
 
 import json
 import re
@@ -8,36 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
+from support.chats import LLAMA_TOOLS, MISTRAL_TOOLS
 from support.servers import JSON, ServerProcess, serving
+from support.tools import (
+    CITY,
+    NAMED,
+    NOW,
+    UNIT,
+    USER,
+    WEATHER,
+    WEATHER_SCHEMA,
+    request_of,
+    with_template,
+)
 from tgen.chat.call_syntax import CallSyntax
-from tgen.chat.encode import ChatFormat
-from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.config import SamplingConfig
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel
-from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.http_error import HttpError
 from tgen.serve.preparation import constrain, prepare
-from tgen.serve.text_request import ChatRequest, parse
-from tgen.serve.tools import CallReader
 
 if TYPE_CHECKING:
     import openai
-
-USER = [{"role": "user", "content": "What is the weather in Rome?"}]
-CITY = {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"}
-UNIT = {"enum": ["C", "F"]}
-WEATHER_SCHEMA = {
-    "type": "object",
-    "properties": {"city": CITY, "unit": UNIT},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": WEATHER_SCHEMA}}
-NOW = {"type": "function", "function": {"name": "now", "description": "Get the time."}}
-NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
@@ -258,19 +251,6 @@ def test_errors_name_the_field(tooled: ServerProcess, fields: dict[str, Any], pa
     assert error["message"].startswith(param)
 
 
-def request_of(**fields: Any) -> ChatRequest:
-    body = json.dumps({"messages": USER, "tools": [WEATHER, NOW]} | fields).encode()
-    request = parse(body, ChatRequest, "m")
-    assert isinstance(request, ChatRequest)
-    return request
-
-
-def test_choice_of_no_tool_is_a_chat_without_tools(loaded: LoadedModel) -> None:
-    without = request_of(tools=[], max_tokens=5, seed=1)
-    request = request_of(tool_choice="none", max_tokens=5, seed=1)
-    assert prepare(loaded, request, 9) == prepare(loaded, without, 9)
-
-
 def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> None:
     with pytest.raises(HttpError, match='use "required" or a function') as error:
         constrain(loaded, request_of())
@@ -298,91 +278,25 @@ def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> Non
     assert seen == {"now", "kind"}
 
 
-def with_template(model: LoadedModel, source: str) -> LoadedModel:
-    """Return the model with another chat template."""
-    other = LoadedModel(model.bundle, model.engine)
-    template = ChatTemplate(source, model.chat_format.template.variables)
-    other.__dict__["chat_format"] = ChatFormat(template, model.tokenizer, 2048)
-    return other
-
-
-CALL = '"arguments": {"city": "Rome", "unit": "C"}}'
-# Template -> texts of the model, with their content and the number of calls; None: not possible.
-TEXTS: list[tuple[str, str, str | None, int]] = [
-    (HERMES_TOOLS, "Hello <tool> and <tool_call", "Hello <tool> and <tool_call", 0),
-    (HERMES_TOOLS, f'<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>', "", 1),
-    (
-        HERMES_TOOLS,
-        f'Wait. \n<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>\n'
-        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-        "Wait.",
-        2,
-    ),
-    (HERMES_TOOLS, "<tool_call> later", None, 0),
-    (HERMES_TOOLS, '<tool_call>\n{"name": "other"', None, 0),
-    (HERMES_TOOLS, '<tool_call>\n{"name": "now", "arguments": {"a"', None, 0),
-    (LLAMA_TOOLS, '{"name": "now", "parameters": {}}', "", 1),
-    (LLAMA_TOOLS, '{"names": {"name": "now"}}', '{"names": {"name": "now"}}', 0),
-    (LLAMA_TOOLS, '{"name": "other"', None, 0),
-]
-
-
-@pytest.mark.parametrize(("source", "text", "content", "n_calls"), TEXTS)
-def test_text_is_read_as_content_and_calls(
-    loaded: LoadedModel, source: str, text: str, content: str | None, n_calls: int
+@pytest.mark.parametrize(("value", "is_valid"), [("a", True), ("b", False)])
+def test_references_of_a_tool_stay_within_its_schema(
+    loaded: LoadedModel, value: str, is_valid: bool
 ) -> None:
-    model = with_template(loaded, source)
-    sampling, form = constrain(model, request_of())
-    assert form
+    tools = []
+    for name, values in (("first", "b"), ("second", "a")):
+        parameters = {"$id": "x", "$defs": {"k": {"enum": [values]}}, "required": ["k"]}
+        parameters["properties"] = {"k": {"$ref": "#/$defs/k"}}
+        tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
+    sampling, _ = constrain(loaded, request_of(tools=tools, tool_choice="required"))
     matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
     assert matcher
+    text = json.dumps({"name": "second", "arguments": {"k": value}})
     size = loaded.tokenizer.vocab_size
-    ids = loaded.vocabulary.encode(text.encode())
-    for i in ids:
+    for i in loaded.vocabulary.encode(text.encode()):
         if not matcher.allowed(size)[i]:
-            assert content is None
-            return
+            break
         matcher.accept(i)
-    assert matcher.complete == (content is not None)
-    for step in (1, 3, len(text)):
-        reader, seen = CallReader(form), ""
-        arguments: dict[int, str] = {}
-        for at in range(0, len(text), step):
-            seen += reader.feed(-1, text[at : at + step], last=at + step >= len(text))
-            for delta in reader.take_deltas():
-                arguments.setdefault(delta["index"], "")
-                arguments[delta["index"]] += delta["function"]["arguments"]
-        assert seen == content
-        assert [call["function"]["arguments"] for call in reader.calls] == [*arguments.values()]
-        assert len(reader.calls) == n_calls
-        if n_calls:
-            first = reader.calls[0]["function"]
-            parsed = {"city": "Rome", "unit": "C"} if first["name"] == "weather" else {}
-            assert json.loads(first["arguments"]) == parsed
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_complete_calls_at_the_limit_are_calls(loaded: LoadedModel, complete: bool) -> None:
-    request = request_of(tools=[NOW], tool_choice="required", max_tokens=1)
-    prepared = prepare(with_template(loaded, HERMES_TOOLS), request, 1)
-    text = '<tool_call>\n{"name": "now", "arguments": {' + "}}\n</tool_call>" * complete
-    token = Token(
-        sequence=0,
-        id=0,
-        text=text.encode(),
-        logprob=0,
-        rank=0,
-        entropy=0,
-        top_logprobs=[],
-        removed=[],
-        finish="length",
-        complete=complete,
-    )
-    answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
-    answer.add([(0, token)])
-    [choice] = answer.whole()["choices"]
-    assert choice["finish_reason"] == ("tool_calls" if complete else "length")
-    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+    assert matcher.complete == is_valid
 
 
 def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:
@@ -392,16 +306,6 @@ def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedMode
     allowed = matcher.allowed(loaded.tokenizer.vocab_size)
     assert allowed[loaded.tokenizer.added_tokens["<|tool|>"]]
     assert not allowed[loaded.vocabulary.tokens.index(b"\xff")]
-
-
-def test_braces_in_strings_do_not_end_arguments(loaded: LoadedModel) -> None:
-    tool = {"type": "function", "function": {"name": "say", "parameters": {"properties": {}}}}
-    _, form = constrain(with_template(loaded, HERMES_TOOLS), request_of(tools=[tool]))
-    assert form
-    arguments = json.dumps({"a": '}\\"]{', "b": [{}, "\\"]})
-    reader = CallReader(form)
-    reader.feed(-1, form.syntax.write([("say", json.loads(arguments))]), last=True)
-    assert reader.calls[0]["function"] == {"name": "say", "arguments": arguments}
 
 
 def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:

@@ -1,0 +1,156 @@
+"""The form of the calls in a request's texts, and the grammar that constrains the texts to it.
+
+A call has the syntax of the model's chat template, or is JSON without one.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tgen.chat.call_syntax import PLAIN, CallSyntax
+from tgen.errors import UsageError
+from tgen.serve.http_error import bad_request
+from tgen.serve.tool_fields import Choice, Tool
+
+_MAX_CALLS = 16  # per text
+# One space after colons and commas, none elsewhere: white space could repeat endlessly.
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LINE = re.compile(r"grammar: (?:line (\d+): )?")
+
+
+class CallForm(NamedTuple):
+    """The form of the calls in a request's texts."""
+
+    tools: Sequence[Tool]
+    syntax: CallSyntax
+    controls: Mapping[str, int]  # the syntax's control tokens, whose bytes are no text
+    choice: Choice
+    parallel: bool
+    text_schema: Mapping[str, Any] | None  # of a text without calls
+
+    @property
+    def only_at_start(self) -> bool:
+        """Whether a text that calls starts with the call."""
+        forced, has_schema = self.choice.mode == "required", self.text_schema is not None
+        return forced or has_schema or self.syntax.only_at_start
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """The option of SamplingConfig that constrains the texts."""
+        if self.syntax == PLAIN:
+            return {"json_schema": self._schema()}
+        return {"grammar": self.grammar()}
+
+    def _schema(self) -> dict[str, Any]:
+        """Return the JSON schema of one call in JSON."""
+        calls, definitions = [], {}
+        for i, tool in enumerate(self.tools):
+            # With an address of its own, so that its references stay within it.
+            definitions[f"tool{i}"] = tool.arguments_schema | {"$id": f"tool{i}/"}
+            arguments = {"$ref": f"#/$defs/tool{i}"}
+            properties = {"name": {"const": tool.function.name}, "arguments": arguments}
+            required = [*properties]
+            call = {"type": "object", "properties": properties, "required": required}
+            calls.append(call | {"additionalProperties": False})
+        return {"anyOf": calls, "$defs": definitions}
+
+    def grammar(self) -> str:
+        """Return the Lark grammar of the texts, whose first lines are those of the tools."""
+        names, lines = [f"call{i}" for i in range(len(self.tools))], []
+        for name, tool in zip(names, self.tools, strict=True):
+            before = self._literal(tool.function.name + self.syntax.middle)
+            lines.append(f"{name}: {before} {_json(tool.arguments_schema)}")
+        more = ""
+        if self.parallel and self.syntax.separator and not self.choice.name:
+            more = f"({self._literal(self.syntax.separator)} call){{0,{_MAX_CALLS - 1}}}"
+        calls = f"calls: call {more} {self._literal(self.syntax.closer)}"
+        return "\n".join([*lines, f"call: {' | '.join(names)}", calls, *self._start()])
+
+    def _start(self) -> list[str]:
+        """Return the rules that choose between text and calls."""
+        opener, trigger = self.syntax.opener, self.syntax.trigger
+        escaped, all_text = "".join(rf"\x{{{ord(c):x}}}" for c in trigger), "/(?s:.*)/"
+        start = f"start: {self._literal(opener)} calls"
+        if self.choice.mode == "required":
+            return [start]
+        if self.text_schema is not None:
+            return [f"{start} | {_json(self.text_schema)}"]
+        if self.syntax.only_at_start:
+            return [f"{start} | TEXT", f"TEXT: {all_text} & ~/{escaped}(?s:.*)/"]
+        rest = self._literal(opener.removeprefix(trigger))
+        if trigger in self.controls:
+            return [f"start: {all_text} ({self._literal(trigger)} {rest} calls)?"]
+        return [
+            f"start: opened {rest} calls | TEXT",
+            f"opened[lazy]: /(?s:.*){escaped}/",
+            f"TEXT: {all_text} & ~/(?s:.*){escaped}(?s:.*)/",
+        ]
+
+    def _literal(self, text: str) -> str:
+        """Return the terms of a text that may contain control tokens."""
+        pattern = "|".join(map(re.escape, self.controls)) or "(?!)"
+        parts = re.split(f"({pattern})", text)
+        terms = (
+            f"<[{self.controls[part]}]>" if part in self.controls else _quote(part)
+            for part in parts
+            if part
+        )
+        return " ".join(terms)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Raise HttpError for an invalid grammar, with the tool that it is about."""
+        try:
+            yield
+        except UsageError as error:
+            if getattr(error, "field", "") != "grammar":
+                raise
+            match = _LINE.match(error.message)
+            reason = error.message[match.end() :] if match else error.message
+            field = "tools"
+            if match and match[1] and int(match[1]) <= len(self.tools):
+                field = f"tools[{int(match[1]) - 1}].function.parameters"
+            raise bad_request(f"{field}: {reason}", field) from None
+
+
+def plan_calls(
+    tools: Sequence[Tool],
+    choice: Choice,
+    syntax: CallSyntax | None,
+    added_tokens: Mapping[str, int],
+    *,
+    parallel: bool,
+    text_schema: Any,
+) -> CallForm:
+    """Return how texts call these tools; `added_tokens` are the control tokens without bytes.
+
+    Raises HttpError if the model does not support the choice.
+    """
+    if choice.mode == "auto" and syntax is None:
+        raise bad_request(
+            "tools: the model's chat template has no calls of tools in a form that is known, so "
+            'tool_choice cannot be "auto"; use "required" or a function',
+            "tool_choice",
+            "unsupported_parameter",
+        )
+    syntax = syntax or PLAIN
+    distinct = text_schema is None or (isinstance(text_schema, dict) and not syntax.only_at_start)
+    if choice.mode == "auto" and not distinct:
+        message = "response_format cannot be combined with the tools of this model"
+        raise bad_request(message, "response_format", "unsupported_parameter")
+    called = [tool for tool in tools if choice.name in (None, tool.function.name)]
+    if not called:
+        raise bad_request(f"tool_choice: no tool is named {choice.name!r:.60}", "tool_choice")
+    parts = (syntax.opener, syntax.middle, syntax.separator, syntax.closer)
+    controls = {name: i for name, i in added_tokens.items() if any(name in part for part in parts)}
+    return CallForm(called, syntax, controls, choice, parallel, text_schema)
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _ONE_LINE}, ensure_ascii=False)
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

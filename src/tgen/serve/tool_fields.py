@@ -1,0 +1,100 @@
+"""The fields of a request that are about tools: functions, earlier calls, and the choice."""
+
+import json
+import re
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from tgen.serve.json_body import JsonObject, Unicode, check_unicode
+
+_MAX_SCHEMA_BYTES = 1 << 16
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("up to 128 letters, digits and characters of _ . : / -")
+    return name
+
+
+def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    text = check_unicode(json.dumps(schema, ensure_ascii=False))
+    if len(text) > _MAX_SCHEMA_BYTES or schema.get("type", "object") != "object":
+        raise ValueError(f"a schema of the type object and up to {_MAX_SCHEMA_BYTES:,} characters")
+    return schema
+
+
+class _Function(JsonObject):
+    name: Annotated[str, AfterValidator(_check_name)]
+    description: Unicode | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
+
+
+class Tool(JsonObject):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: _Function
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The tool for the chat template, in the usual order."""
+        function = self.function
+        described = {"description": function.description} if function.description else {}
+        parameters = {"type": "object", **(function.parameters or {"properties": {}})}
+        shown = {"name": function.name, **described, "parameters": parameters}
+        return {"type": "function", "function": shown}
+
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """The schema of the arguments; an empty list of properties allows none."""
+        schema: dict[str, Any] = self.plain["function"]["parameters"]
+        closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
+        return closed | schema
+
+
+class _CalledFunction(JsonObject):
+    name: Unicode
+    arguments: Any  # JSON in a string, or an object
+
+
+class Call(JsonObject):
+    """A call in an earlier message."""
+
+    id: Unicode = ""
+    function: _CalledFunction
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The call for the chat template, with arguments as an object if they are one."""
+        arguments = self.function.arguments
+        try:
+            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except (ValueError, RecursionError):  # a text that its limit ended
+            parsed = arguments
+        function = {"name": self.function.name, "arguments": parsed}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class Choice(NamedTuple):
+    """Whether the model may call, must call, or must call one function."""
+
+    mode: Literal["none", "auto", "required"]
+    name: str | None = None
+
+
+def _check_choice(value: Any) -> Choice:
+    if value in ("none", "auto", "required"):
+        return Choice(value)
+    try:
+        if value["type"] == "function" and isinstance(value["function"]["name"], str):
+            return Choice("required", value["function"]["name"])
+    except (KeyError, TypeError):
+        pass
+    example = '{"type": "function", "function": {"name": ...}}'
+    raise ValueError(f"none, auto, required, or a function such as {example}")
+
+
+ChoiceField = Annotated[Choice, PlainValidator(_check_choice)]
+ToolsField = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]  # as in OpenAI's API

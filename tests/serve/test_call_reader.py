@@ -1,0 +1,76 @@
+"""Content and calls of texts, as they come."""
+
+import json
+
+import pytest
+
+from support.chats import HERMES_TOOLS, LLAMA_TOOLS
+from support.tools import request_of, with_template
+from tgen.config import SamplingConfig
+from tgen.loaded_model import LoadedModel
+from tgen.serve.call_reader import CallReader
+from tgen.serve.preparation import constrain
+
+CALL = '"arguments": {"city": "Rome", "unit": "C"}}'
+# Template -> texts of the model, with their content and the number of calls; None: not possible.
+TEXTS: list[tuple[str, str, str | None, int]] = [
+    (HERMES_TOOLS, "Hello <tool> and <tool_call", "Hello <tool> and <tool_call", 0),
+    (HERMES_TOOLS, f'<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>', "", 1),
+    (
+        HERMES_TOOLS,
+        f'Wait. \n<tool_call>\n{{"name": "weather", {CALL}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "Wait.",
+        2,
+    ),
+    (HERMES_TOOLS, "<tool_call> later", None, 0),
+    (HERMES_TOOLS, '<tool_call>\n{"name": "other"', None, 0),
+    (HERMES_TOOLS, '<tool_call>\n{"name": "now", "arguments": {"a"', None, 0),
+    (LLAMA_TOOLS, '{"name": "now", "parameters": {}}', "", 1),
+    (LLAMA_TOOLS, '{"names": {"name": "now"}}', '{"names": {"name": "now"}}', 0),
+    (LLAMA_TOOLS, '{"name": "other"', None, 0),
+]
+
+
+@pytest.mark.parametrize(("source", "text", "content", "n_calls"), TEXTS)
+def test_text_is_read_as_content_and_calls(
+    loaded: LoadedModel, source: str, text: str, content: str | None, n_calls: int
+) -> None:
+    model = with_template(loaded, source)
+    sampling, form = constrain(model, request_of())
+    assert form
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    assert matcher
+    size = loaded.tokenizer.vocab_size
+    ids = loaded.vocabulary.encode(text.encode())
+    for i in ids:
+        if not matcher.allowed(size)[i]:
+            assert content is None
+            return
+        matcher.accept(i)
+    assert matcher.complete == (content is not None)
+    for step in (1, 3, len(text)):
+        reader, seen = CallReader(form), ""
+        arguments: dict[int, str] = {}
+        for at in range(0, len(text), step):
+            seen += reader.feed(-1, text[at : at + step], last=at + step >= len(text))
+            for delta in reader.take_deltas():
+                arguments.setdefault(delta["index"], "")
+                arguments[delta["index"]] += delta["function"]["arguments"]
+        assert seen == content
+        assert [call["function"]["arguments"] for call in reader.calls] == [*arguments.values()]
+        assert len(reader.calls) == n_calls
+        if n_calls:
+            first = reader.calls[0]["function"]
+            parsed = {"city": "Rome", "unit": "C"} if first["name"] == "weather" else {}
+            assert json.loads(first["arguments"]) == parsed
+
+
+def test_braces_in_strings_do_not_end_arguments(loaded: LoadedModel) -> None:
+    tool = {"type": "function", "function": {"name": "say", "parameters": {"properties": {}}}}
+    _, form = constrain(with_template(loaded, HERMES_TOOLS), request_of(tools=[tool]))
+    assert form
+    arguments = json.dumps({"a": '}\\"]{', "b": [{}, "\\"]})
+    reader = CallReader(form)
+    reader.feed(-1, form.syntax.write([("say", json.loads(arguments))]), last=True)
+    assert reader.calls[0]["function"] == {"name": "say", "arguments": arguments}

@@ -1,0 +1,39 @@
+"""Fields about tools: functions, choices and earlier calls."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.tools import USER, WEATHER, request_of
+from tgen.loaded_model import LoadedModel
+from tgen.serve.http_error import HttpError
+from tgen.serve.preparation import prepare
+
+
+def test_choice_of_no_tool_is_a_chat_without_tools(loaded: LoadedModel) -> None:
+    without = request_of(tools=[], max_tokens=5, seed=1)
+    request = request_of(tool_choice="none", max_tokens=5, seed=1)
+    assert prepare(loaded, request, 9) == prepare(loaded, without, 9)
+
+
+def test_arguments_of_earlier_calls_are_objects_if_they_are_json() -> None:
+    def shown(arguments: Any) -> Any:
+        call = {"id": "a", "function": {"name": "weather", "arguments": arguments}}
+        message = {"role": "assistant", "tool_calls": [call]}
+        plain = request_of(messages=[*USER, message, *USER]).conversation[1]
+        return plain["tool_calls"][0]["function"]["arguments"]
+
+    assert shown('{"city": "Rome"}') == shown({"city": "Rome"}) == {"city": "Rome"}
+    assert shown('{"city": "Ro') == '{"city": "Ro'
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"type": "array"}, {"description": "x" * (1 << 16)}, {"title": "\ud800"}]
+)
+def test_parameters_are_the_schema_of_an_object(parameters: dict[str, Any]) -> None:
+    tool = json.loads(json.dumps(WEATHER))
+    tool["function"]["parameters"] |= parameters
+    with pytest.raises(HttpError, match=r"^tools\[0\]\.function\.parameters: ") as error:
+        request_of(tools=[tool])
+    assert error.value.param == "tools[0].function.parameters"
