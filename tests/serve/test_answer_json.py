@@ -13,7 +13,7 @@ from tgen.loaded_model import LoadedModel
 from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import PromptScores
-from tgen.serve.preparation import PreparedTexts, prepare
+from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.text_request import CompletionRequest, parse
 
 TOKENS = [b"", b" Hi", b" you", b"\xc3", b"\xa4", b"\xa5"]
@@ -48,7 +48,8 @@ def test_parts_of_characters_with_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize("complete", [True, False])
 def test_complete_calls_at_the_limit_are_calls(loaded: LoadedModel, complete: bool) -> None:
     request = request_of(tools=[NOW], tool_choice="required", max_tokens=1)
-    prepared = prepare(with_template(loaded, HERMES_TOOLS), request, 1)
+    model = with_template(loaded, HERMES_TOOLS)
+    prepared = prepare(model, request, 1, calls=find_call_form(model, request))
     text = '<tool_call>\n{"name": "now", "arguments": {' + "}}\n</tool_call>" * complete
     token = Token(
         sequence=0,

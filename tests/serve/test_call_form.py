@@ -21,13 +21,12 @@ from support.tools import (
     request_of,
     with_template,
 )
-from tgen.chat.call_syntax import CallSyntax
 from tgen.config import SamplingConfig
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel
 from tgen.serve.answer_json import Answer
 from tgen.serve.http_error import HttpError
-from tgen.serve.preparation import constrain, prepare
+from tgen.serve.preparation import find_call_form, prepare
 
 if TYPE_CHECKING:
     import openai
@@ -253,7 +252,7 @@ def test_errors_name_the_field(tooled: ServerProcess, fields: dict[str, Any], pa
 
 def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> None:
     with pytest.raises(HttpError, match='use "required" or a function') as error:
-        constrain(loaded, request_of())
+        find_call_form(loaded, request_of())
     assert error.value.param == "tool_choice"
     kind = {"$defs": {"k": {"enum": ["a", "b"]}}, "properties": {"k": {"$ref": "#/$defs/k"}}}
     named = {
@@ -262,7 +261,7 @@ def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> Non
     }
     tools = [NOW, {"type": "function", "function": named}]
     request = request_of(tools=tools, tool_choice="required", max_tokens=200, n=8, seed=1)
-    prepared = prepare(loaded, request, 200)
+    prepared = prepare(loaded, request, 200, calls=find_call_form(loaded, request))
     answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
     for token in loaded.complete(make_source(prepared.requests), batch_size=8):
         answer.add([(token.sequence, token)])
@@ -287,8 +286,8 @@ def test_references_of_a_tool_stay_within_its_schema(
         parameters = {"$id": "x", "$defs": {"k": {"enum": [values]}}, "required": ["k"]}
         parameters["properties"] = {"k": {"$ref": "#/$defs/k"}}
         tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
-    sampling, _ = constrain(loaded, request_of(tools=tools, tool_choice="required"))
-    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    form = find_call_form(loaded, request_of(tools=tools, tool_choice="required"))
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
     assert matcher
     text = json.dumps({"name": "second", "arguments": {"k": value}})
     size = loaded.tokenizer.vocab_size
@@ -300,8 +299,8 @@ def test_references_of_a_tool_stay_within_its_schema(
 
 
 def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:
-    sampling, _ = constrain(with_template(loaded, MISTRAL_TOOLS), request_of())
-    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    form = find_call_form(with_template(loaded, MISTRAL_TOOLS), request_of())
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
     assert matcher
     allowed = matcher.allowed(loaded.tokenizer.vocab_size)
     assert allowed[loaded.tokenizer.added_tokens["<|tool|>"]]
@@ -310,14 +309,14 @@ def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedMode
 
 def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:
     model = with_template(loaded, LLAMA_TOOLS)
+    form = {"type": "json_object"}
     with pytest.raises(HttpError, match="response_format cannot be combined with the tools"):
-        constrain(model, request_of(response_format={"type": "json_object"}))
-    sampling, form = constrain(
-        model, request_of(response_format={"type": "json_object"}, tool_choice="required")
-    )
-    assert form
-    assert "json_schema" not in sampling
-    assert isinstance(form.syntax, CallSyntax)
+        find_call_form(model, request_of(response_format=form))
+    request = request_of(response_format=form, tool_choice="required", max_tokens=1)
+    calls = find_call_form(model, request)
+    [text] = prepare(model, request, 1, calls=calls).requests
+    assert text.sampling.json_schema is None
+    assert text.sampling.grammar == calls.constraint["grammar"]
 
 
 def test_last_message_of_the_assistant_is_continued(tooled: ServerProcess) -> None:

@@ -9,7 +9,7 @@ from support.tools import request_of, with_template
 from tgen.config import SamplingConfig
 from tgen.loaded_model import LoadedModel
 from tgen.serve.call_reader import CallReader
-from tgen.serve.preparation import constrain
+from tgen.serve.preparation import find_call_form
 
 CALL = '"arguments": {"city": "Rome", "unit": "C"}}'
 # Template -> texts of the model, with their content and the number of calls; None: not possible.
@@ -37,9 +37,8 @@ def test_text_is_read_as_content_and_calls(
     loaded: LoadedModel, source: str, text: str, content: str | None, n_calls: int
 ) -> None:
     model = with_template(loaded, source)
-    sampling, form = constrain(model, request_of())
-    assert form
-    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**sampling))
+    form = find_call_form(model, request_of())
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
     assert matcher
     size = loaded.tokenizer.vocab_size
     ids = loaded.vocabulary.encode(text.encode())
@@ -68,8 +67,7 @@ def test_text_is_read_as_content_and_calls(
 
 def test_braces_in_strings_do_not_end_arguments(loaded: LoadedModel) -> None:
     tool = {"type": "function", "function": {"name": "say", "parameters": {"properties": {}}}}
-    _, form = constrain(with_template(loaded, HERMES_TOOLS), request_of(tools=[tool]))
-    assert form
+    form = find_call_form(with_template(loaded, HERMES_TOOLS), request_of(tools=[tool]))
     arguments = json.dumps({"a": '}\\"]{', "b": [{}, "\\"]})
     reader = CallReader(form)
     reader.feed(-1, form.syntax.write([("say", json.loads(arguments))]), last=True)

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgen.config import CONSTRAINTS
-from tgen.errors import TgenError, UsageError
+from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve import front_page, llama_cpp, metrics, ollama, responses
 from tgen.serve.access import Access
@@ -36,7 +35,7 @@ from tgen.serve.http_error import (
 )
 from tgen.serve.json_body import load_object
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
-from tgen.serve.preparation import constrain, prepare
+from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_for_disconnect
@@ -238,7 +237,7 @@ class Service:
                 text_request, form = await run(self._preparers, read, body, self._models.default)
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
-        n, limits, limit = text_request.n_texts, self._limits, self._models.queue_size
+        n, limit = text_request.n_texts, self._models.queue_size
         if n > limit:
             message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
             raise bad_request(message, "n")
@@ -246,21 +245,7 @@ class Service:
         engine, model = served.engine, served.model
         engine.reserve(n)
         try:
-            sampling, calls = text_request.sampling, None
-            if text_request.calls_tools:
-                sampling, calls = await run(self._preparers, constrain, model, text_request)
-            if any(sampling.get(name) for name in CONSTRAINTS):
-                with calls.named_errors() if calls else nullcontext():
-                    await self._while_open(request, served.grammars.check(sampling))
-            max_tokens = limits.max_tokens or model.engine.context_length
-            work = partial(prepare, strict=limits.strict)
-            prepared = await run(self._preparers, work, model, text_request, max_tokens)
-        except UsageError as error:
-            engine.release(n)
-            raise to_http(error, text_request.names) from None
-        except RecursionError:
-            engine.release(n)
-            raise bad_request("the body is nested too deeply") from None
+            prepared = await self._prepare(request, served, text_request)
         except BaseException:
             engine.release(n)
             raise
@@ -283,8 +268,30 @@ class Service:
             answer,
             form,
             stream=text_request.stream,
-            timeout=limits.request_seconds,
+            timeout=self._limits.request_seconds,
         )
+
+    async def _prepare(
+        self, request: Request, served: ServedModel, text_request: TextRequest
+    ) -> PreparedTexts:
+        """Compile the constraint in its process, then prepare the texts in a worker thread; raises
+        HttpError."""
+        model, limits = served.model, self._limits
+        run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
+        sampling, calls = text_request.sampling, None
+        try:
+            if isinstance(text_request, ChatRequest) and text_request.calls_tools:
+                calls = await run(find_call_form, model, text_request)
+                sampling = calls.constraint
+            if any(sampling.get(name) for name in CONSTRAINTS):
+                await self._while_open(request, served.grammars.check(sampling))
+            max_tokens = limits.max_tokens or model.engine.context_length
+            work = partial(prepare, strict=limits.strict, calls=calls)
+            return await run(work, model, text_request, max_tokens)
+        except TgenError as error:
+            raise to_http(calls.name_tool(error) if calls else error, text_request.names) from None
+        except RecursionError:
+            raise bad_request("the body is nested too deeply") from None
 
     async def _open_model(self, request: Request, name: str) -> ServedModel:
         """Return a model, loaded if necessary; it stays so until the next await, and while it has

@@ -5,13 +5,15 @@ A call has the syntax of the model's chat template, or is JSON without one.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from tgen.chat.call_syntax import PLAIN, CallSyntax
-from tgen.errors import UsageError
+from tgen.errors import TgenError
 from tgen.serve.http_error import bad_request
+from tgen.serve.text_request import ChatRequest
 from tgen.serve.tool_fields import Choice, Tool
 
 _MAX_CALLS = 16  # per text
@@ -20,7 +22,8 @@ _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 _LINE = re.compile(r"grammar: (?:line (\d+): )?")
 
 
-class CallForm(NamedTuple):
+@dataclass(frozen=True)
+class CallForm:
     """The form of the calls in a request's texts."""
 
     tools: Sequence[Tool]
@@ -36,12 +39,12 @@ class CallForm(NamedTuple):
         forced, has_schema = self.choice.mode == "required", self.text_schema is not None
         return forced or has_schema or self.syntax.only_at_start
 
-    @property
+    @cached_property
     def constraint(self) -> dict[str, Any]:
-        """The option of SamplingConfig that constrains the texts."""
+        """The options of SamplingConfig that constrain the texts, in place of the request's."""
         if self.syntax == PLAIN:
             return {"json_schema": self._schema()}
-        return {"grammar": self.grammar()}
+        return {"grammar": self._grammar(), "json_schema": None}
 
     def _schema(self) -> dict[str, Any]:
         """Return the JSON schema of one call in JSON."""
@@ -56,7 +59,7 @@ class CallForm(NamedTuple):
             calls.append(call | {"additionalProperties": False})
         return {"anyOf": calls, "$defs": definitions}
 
-    def grammar(self) -> str:
+    def _grammar(self) -> str:
         """Return the Lark grammar of the texts, whose first lines are those of the tools."""
         names, lines = [f"call{i}" for i in range(len(self.tools))], []
         for name, tool in zip(names, self.tools, strict=True):
@@ -99,35 +102,27 @@ class CallForm(NamedTuple):
         )
         return " ".join(terms)
 
-    @contextmanager
-    def named_errors(self) -> Iterator[None]:
-        """Raise HttpError for an invalid grammar, with the tool that it is about."""
-        try:
-            yield
-        except UsageError as error:
-            if getattr(error, "field", "") != "grammar":
-                raise
-            match = _LINE.match(error.message)
-            reason = error.message[match.end() :] if match else error.message
-            field = "tools"
-            if match and match[1] and int(match[1]) <= len(self.tools):
-                field = f"tools[{int(match[1]) - 1}].function.parameters"
-            raise bad_request(f"{field}: {reason}", field) from None
+    def name_tool(self, error: TgenError) -> TgenError:
+        """Return an error with the tool that it is about, if it is about the grammar."""
+        if getattr(error, "field", "") != "grammar":
+            return error
+        match = _LINE.match(error.message)
+        reason = error.message[match.end() :] if match else error.message
+        field = "tools"
+        if match and match[1] and int(match[1]) <= len(self.tools):
+            field = f"tools[{int(match[1]) - 1}].function.parameters"
+        return bad_request(f"{field}: {reason}", field)
 
 
 def plan_calls(
-    tools: Sequence[Tool],
-    choice: Choice,
-    syntax: CallSyntax | None,
-    added_tokens: Mapping[str, int],
-    *,
-    parallel: bool,
-    text_schema: Any,
+    request: ChatRequest, syntax: CallSyntax | None, added_tokens: Mapping[str, int]
 ) -> CallForm:
-    """Return how texts call these tools; `added_tokens` are the control tokens without bytes.
+    """Return how the texts of a request with tools call them.
 
-    Raises HttpError if the model does not support the choice.
+    `syntax` is the chat template's, if it is known; `added_tokens` are the control tokens without
+    bytes. Raises HttpError if the model does not support the choice.
     """
+    choice, text_schema = request.tool_choice, request.sampling.get("json_schema")
     if choice.mode == "auto" and syntax is None:
         raise bad_request(
             "tools: the model's chat template has no calls of tools in a form that is known, so "
@@ -140,12 +135,12 @@ def plan_calls(
     if choice.mode == "auto" and not distinct:
         message = "response_format cannot be combined with the tools of this model"
         raise bad_request(message, "response_format", "unsupported_parameter")
-    called = [tool for tool in tools if choice.name in (None, tool.function.name)]
+    called = [tool for tool in request.tools if choice.name in (None, tool.function.name)]
     if not called:
         raise bad_request(f"tool_choice: no tool is named {choice.name!r:.60}", "tool_choice")
     parts = (syntax.opener, syntax.middle, syntax.separator, syntax.closer)
     controls = {name: i for name, i in added_tokens.items() if any(name in part for part in parts)}
-    return CallForm(called, syntax, controls, choice, parallel, text_schema)
+    return CallForm(called, syntax, controls, choice, request.parallel_tool_calls, text_schema)
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -6,8 +6,7 @@ delay other texts.
 
 import secrets
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
@@ -45,27 +44,32 @@ class PreparedTexts(NamedTuple):
 
 
 def prepare(
-    model: LoadedModel, request: TextRequest, max_tokens: int, *, strict: bool = False
+    model: LoadedModel,
+    request: TextRequest,
+    max_tokens: int,
+    *,
+    strict: bool = False,
+    calls: CallForm | None = None,
 ) -> PreparedTexts:
     """Encode the prompts and check that each text can be generated.
 
-    A text has up to `max_tokens` new tokens; with `strict`, a request for more is an error, as is
-    one for more than fit the context. Without a seed, one is chosen. Text c of prompt p has the
-    seed of the text that `tgen generate` gives as sample c of row p. Raises HttpError and
-    TgenError.
+    `calls` is the form of the calls of a request with tools, see `find_call_form`. A text has up to
+    `max_tokens` new tokens; with `strict`, a request for more is an error, as is one for more than
+    fit the context. Without a seed, one is chosen. Text c of prompt p has the seed of the text that
+    `tgen generate` gives as sample c of row p. Raises HttpError and TgenError.
     """
     seed = secrets.randbelow(1 << 32) if request.seed < 0 else request.seed
     prompts, ends = _encode(model, request)
-    request_sampling, calls = constrain(model, request)
+    request_sampling = request.sampling | (calls.constraint if calls else {})
     requests: list[Request] = []
     echoes: list[str] = []
     for p, ids in enumerate(prompts):
-        options = model.defaults | request_sampling | {"logprobs": request.n_top or 0} | _FIXED
+        options = model.defaults | request_sampling | _FIXED
+        options["logprobs"] = request.n_top or 0
         options["max_new_tokens"] = _count(model, request, len(ids), max_tokens, strict=strict)
         try:
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
-            with calls.named_errors() if calls else nullcontext():
-                first = model.request(ids, sampling, ends)
+            first = model.request(ids, sampling, ends)
             LogitsProcessors(sampling, model.vocabulary)  # caches what the engine's thread needs
         except RecursionError:
             raise bad_request("the nesting is too deep", "response_format") from None
@@ -79,22 +83,13 @@ def prepare(
     return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed, calls)
 
 
-def constrain(model: LoadedModel, request: TextRequest) -> tuple[dict[str, Any], CallForm | None]:
-    """Return the sampling fields of a request, and the form of its calls if it may call tools, by
-    which the texts are constrained. Raises HttpError."""
-    if isinstance(request, CompletionRequest) or not request.calls_tools:
-        return request.sampling, None
-    syntax = find_chat_format(model, request).call_syntax
-    sampling, tokenizer = request.sampling, model.tokenizer
-    form = plan_calls(
-        request.tools,
-        request.tool_choice,
-        syntax,
-        {name: i for name, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)},
-        parallel=request.parallel_tool_calls,
-        text_schema=sampling.pop("json_schema", None),
-    )
-    return sampling | form.constraint, form
+def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
+    """Return how the texts of a request with tools call them; raises HttpError."""
+    tokenizer, syntax = model.tokenizer, find_chat_format(model, request).call_syntax
+    controls = {n: i for n, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)}
+    form = plan_calls(request, syntax, controls)
+    _ = form.constraint  # cached here, in a worker thread
+    return form
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
