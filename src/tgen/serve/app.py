@@ -109,7 +109,7 @@ class Service:
                 Route("/v1/models/{name:path}", self._get_model),
                 Route("/api/version", _get_ollama_version),
                 Route("/api/tags", self._list_ollama_models),
-                Route("/props", self._get_properties),
+                Route("/props", partial(self._describe, describe=llama_cpp.properties)),
                 *(
                     Route(path, partial(self._create, read=read), methods=["POST"])
                     for path, read in _READERS.items()
@@ -204,25 +204,20 @@ class Service:
         sizes = {source.name: source.n_bytes for source in self._models.sources.values()}
         return JSONResponse(ollama.list_models(sizes, self._created))
 
-    async def _get_properties(self, request: Request) -> Response:
-        name = request.query_params.get("model", self._models.default)
-        served = await self._open_model(request, name)
-        run = asyncio.get_running_loop().run_in_executor
-        describe = llama_cpp.properties  # may read files
-        return JSONResponse(await run(self._preparers, describe, served.model, name))
-
     async def _describe(self, request: Request, describe: _Description) -> Response:
         """Answer a question about a model or a text, for which no text is generated."""
-        body = await self._read_body(request)
-        run = asyncio.get_running_loop().run_in_executor
+        run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
         try:
-            values = await run(self._preparers, load_object, body)
+            if request.method == "POST":
+                values = await run(load_object, await self._read_body(request))
+            else:
+                values = dict(request.query_params)
             name = values.pop("model", values.pop("name", self._models.default))
             if not isinstance(name, str):
                 raise bad_request("model: expected a string", "model")
             name = name.removesuffix(ollama.TAG)
             served = await self._open_model(request, name)
-            return JSONResponse(await run(self._preparers, describe, served.model, name, values))
+            return JSONResponse(await run(describe, served.model, name, values))
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
@@ -330,17 +325,9 @@ class Service:
         return await read_body(request, max_bytes=limits.body_bytes, seconds=limits.body_seconds)
 
 
-def _read_completion(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
-    return parse(body, CompletionRequest, model), OpenAIForm()
-
-
-def _read_chat(body: bytes, model: str) -> tuple[TextRequest, AnswerForm]:
-    return parse(body, ChatRequest, model), OpenAIForm()
-
-
 _READERS: dict[str, _Reader] = {
-    "/v1/completions": _read_completion,
-    "/v1/chat/completions": _read_chat,
+    "/v1/completions": lambda body, model: (parse(body, CompletionRequest, model), OpenAIForm()),
+    "/v1/chat/completions": lambda body, model: (parse(body, ChatRequest, model), OpenAIForm()),
     "/v1/responses": responses.read,
     "/api/generate": ollama.read_generate,
     "/api/chat": ollama.read_chat,

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tgen.serve.http_error import HttpError, bad_request
 
+_MAX_SCHEMA_BYTES = 1 << 16  # compiled grammars and their schemas are cached
 # Type of an error -> what is expected.
 _EXPECTED = {
     "bool_type": "true or false",
@@ -41,6 +42,27 @@ def check_unicode(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("text without unpaired surrogates") from None
     return text
+
+
+def check_size(value: Any) -> Any:
+    """Return a schema, grammar or list that is small enough; raises ValueError."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
+        kind = "schema" if isinstance(value, dict) else "value"
+        raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
+    return value
+
+
+def is_ids(value: Any) -> bool:
+    """Return whether a value is a list of whole numbers, as token ids are."""
+    return isinstance(value, list) and all(type(i) is int for i in value)
+
+
+def list_parts(content: Any, kind: str) -> Any:
+    """Return the parts of a message's content, which may be a text: then one of this type."""
+    if not isinstance(content, (str, list)):
+        raise ValueError("a string or a list of text parts")
+    return [{"type": kind, "text": content}] if isinstance(content, str) else content
 
 
 Unicode = Annotated[str, AfterValidator(check_unicode)]

@@ -7,16 +7,16 @@ from pydantic import PlainValidator
 
 from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
-from tgen.serve.json_body import JsonObject, Unicode, validate
+from tgen.serve.json_body import JsonObject, Unicode, is_ids, validate
 from tgen.serve.preparation import check_ids, find_chat_format
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.version import __version__
 
 
 def _check_ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or any(type(i) is not int for i in value):
+    if not is_ids(value):
         raise ValueError("a list of token ids")
-    return value
+    return list(value)
 
 
 class _Content(JsonObject, extra="forbid"):
@@ -73,8 +73,9 @@ def apply_template(model: LoadedModel, name: str, values: dict[str, Any]) -> dic
     return {"prompt": prompt}
 
 
-def properties(model: LoadedModel, name: str) -> dict[str, Any]:
+def properties(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the body of /props."""
+    del values
     template = ""
     with suppress(ModelError):
         template = model.chat_format.template.source

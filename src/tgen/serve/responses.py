@@ -4,13 +4,14 @@ Nothing is stored: a client sends the whole conversation with each request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
-from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
+from tgen.serve.json_body import JsonObject, Objects, Unicode, list_parts, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.serve.text_response import EVENT_STREAM, dump_json
@@ -25,12 +26,6 @@ _IGNORED = {
 _Event = dict[str, Any]
 
 
-def _list_parts(content: Any) -> Any:
-    if not isinstance(content, (str, list)):
-        raise ValueError("a string or a list of text parts")
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
 def _list_items(value: Any) -> list[dict[str, Any]]:
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items or not all(isinstance(i, dict) for i in items):
@@ -43,7 +38,8 @@ class _Part(JsonObject):
     text: Unicode
 
 
-_Parts = Annotated[list[_Part], Field(min_length=1, fail_fast=True), BeforeValidator(_list_parts)]
+_LISTED = BeforeValidator(partial(list_parts, kind="input_text"))
+_Parts = Annotated[list[_Part], Field(min_length=1, fail_fast=True), _LISTED]
 
 
 class _MessageItem(JsonObject):

@@ -1,13 +1,12 @@
 """The fields of a request that say how its texts are sampled, and what constrains them."""
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, Unicode, check_unicode
+from tgen.serve.json_body import JsonObject, Unicode, check_size, check_unicode
 
 _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "n_predict": "max_tokens",
@@ -17,7 +16,6 @@ _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "bad_words": "ban",
 }
 _MAX_STRINGS, _MAX_STRING_BYTES = 64, 256  # of an option; they are searched for at every token
-_MAX_SCHEMA_BYTES = 1 << 16  # compiled grammars and their schemas are cached
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
 
 
@@ -54,35 +52,27 @@ def _check_biases(value: Any) -> dict[str, Any]:
     return value
 
 
-def _check_size(value: Any) -> Any:
-    text = json.dumps(value, ensure_ascii=False)
-    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
-        kind = "schema" if isinstance(value, dict) else "value"
-        raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
-    return value
-
-
 def _check_schema(value: Any) -> Any:
     """Return a JSON schema, which may be its text."""
     if not isinstance(value, (dict, str, bool)):
         raise ValueError("a JSON schema")
-    return _check_size(check_unicode(value) if isinstance(value, str) else value)
+    return check_size(check_unicode(value) if isinstance(value, str) else value)
 
 
 def _check_texts(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError("a list of strings")
     check_unicode("".join(value))
-    return list(_check_size(value))
+    return list(check_size(value))
 
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Strings = Annotated[list[str], PlainValidator(_check_strings)]
 _AnySchema = Annotated[Any, PlainValidator(_check_schema)]
-_Grammar = Annotated[Unicode, AfterValidator(_check_size)]
+_Grammar = Annotated[Unicode, AfterValidator(check_size)]
 _Texts = Annotated[list[str], PlainValidator(_check_texts)]
-_Schema = Annotated[dict[str, Any], AfterValidator(_check_size)]
+_Schema = Annotated[dict[str, Any], AfterValidator(check_size)]
 
 
 class _JsonSchema(JsonObject, extra="forbid"):

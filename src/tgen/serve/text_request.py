@@ -4,13 +4,22 @@ The event loop parses a body and checks its fields here; `serve.preparation` mak
 requests of it.
 """
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from tgen.config.option import suggest
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, Unicode, check_unicode, load_object, validate
+from tgen.serve.json_body import (
+    JsonObject,
+    Unicode,
+    check_unicode,
+    is_ids,
+    list_parts,
+    load_object,
+    validate,
+)
 from tgen.serve.sampling_fields import SamplingFields, rename_aliases
 from tgen.serve.tool_fields import Call, Choice, ChoiceField, ToolsField
 
@@ -45,23 +54,16 @@ _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 
 def _check_prompts(value: Any) -> list[str | list[int]]:
     """Return the prompts of a string, a list of strings, a list of ids or a list of those."""
-    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-    is_list = isinstance(prompts, list) and prompts != []
-    if not is_list or not all(isinstance(one, str) or _is_ids(one) for one in prompts):
+    prompts = [value] if _is_prompt(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(map(_is_prompt, prompts)):
         raise ValueError(
             "a string, a list of strings, a list of token ids, or a list of such lists"
         )
     return [check_unicode(one) if isinstance(one, str) else one for one in prompts]
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(type(i) is int for i in value)
-
-
-def _list_parts(content: Any) -> Any:
-    if not isinstance(content, (str, list)):
-        raise ValueError("a string or a list of text parts")
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (value != [] and is_ids(value))
 
 
 _Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: as many as fit
@@ -78,7 +80,7 @@ class _Message(JsonObject):
     """A message. Other fields, which clients add for themselves, are ignored."""
 
     role: Annotated[Unicode, Field(min_length=1)]
-    content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(_list_parts)]
+    content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(partial(list_parts, kind="text"))]
     tool_calls: list[Call] = Field(default_factory=list, fail_fast=True)
     tool_call_id: Unicode | None = None
     name: Any = None  # templates use that of a tool only

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from tgen.serve.json_body import JsonObject, Unicode, check_unicode
+from tgen.serve.json_body import JsonObject, Unicode, check_size, check_unicode
 
-_MAX_SCHEMA_BYTES = 1 << 16
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
 
@@ -19,9 +18,10 @@ def _check_name(name: str) -> str:
 
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    text = check_unicode(json.dumps(schema, ensure_ascii=False))
-    if len(text) > _MAX_SCHEMA_BYTES or schema.get("type", "object") != "object":
-        raise ValueError(f"a schema of the type object and up to {_MAX_SCHEMA_BYTES:,} characters")
+    check_unicode(json.dumps(schema, ensure_ascii=False))
+    if schema.get("type", "object") != "object":
+        raise ValueError("a schema of the type object")
+    check_size(schema)
     return schema
 
 
