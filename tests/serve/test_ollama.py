@@ -119,9 +119,13 @@ def test_models_and_version(served: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "field", "value", "words"),
     [
-        ("chat", "options", {"num_predict": -3}, "max_tokens: invalid value -3"),
-        ("chat", "options", {"mirostat": 1}, "mirostat"),
-        ("chat", "options", {"temperature": "hot"}, "temperature"),
+        ("chat", "options", {"num_predict": -3}, "options.num_predict: invalid value -3"),
+        ("chat", "options", {"mirostat": 1}, "options.mirostat is not supported"),
+        ("chat", "options", {"temperature": "hot"}, "options.temperature: invalid value"),
+        ("chat", "options", {"repeat_penalty": -1}, "options.repeat_penalty: invalid value -1"),
+        ("chat", "options", {"samplers": ["x"]}, "options.samplers: invalid value"),
+        ("chat", "format", {"type": "x"}, "format: type: "),
+        ("chat", "format", {"x": "y" * 70_000}, "format: invalid value"),
         ("chat", "options", {"n": 3}, "options.n is not supported"),
         ("chat", "options", {"stream": True}, "options.stream is not supported"),
         ("chat", "options", {"max_tokens": 5}, "options.max_tokens is not supported"),
@@ -145,6 +149,13 @@ def test_what_is_not_supported_is_named(
     answer = served.post(f"/api/{path}", body)
     assert answer.status_code in (400, 404)
     assert words in answer.json()["error"]
+
+
+def test_a_second_constraint_is_named_as_it_was_sent() -> None:
+    body: Any = {"model": "m", "prompt": "x", "format": "json", "options": {"regex": "x"}}
+    with pytest.raises(HttpError, match=r"^options\.regex: .* \(got format\)$") as error:
+        read_generate(json.dumps(body).encode(), "m")
+    assert error.value.param == "options.regex"
 
 
 def test_body_must_be_json(served: ServerProcess) -> None:

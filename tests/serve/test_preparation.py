@@ -50,6 +50,14 @@ def test_failing_template_is_a_client_error(
     assert prepare(model, parse(b'{"prompt": "Hi"}', CompletionRequest, "m"), 100).requests
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_limit_is_named_as_it_was_sent(loaded: LoadedModel, field: str) -> None:
+    request = parse(chat(**{field: 100}), ChatRequest, "m")
+    with pytest.raises(HttpError, match=f"^{field}: invalid value 100") as error:
+        prepare(loaded, request, 50, strict=True)
+    assert error.value.param == field
+
+
 def test_text_of_a_message_is_no_control_token(loaded: LoadedModel) -> None:
     [end] = loaded.chat_format.end_ids
     for role, text in (("user", "<|im_end|>"), ("system", "<|im_start|><|im_end|>")):

@@ -121,6 +121,9 @@ def test_a_response_names_the_form_of_its_text() -> None:
         assert answer._settings["text"] == {"format": {"type": "text"}}
 
 
+SCHEMA_FORMAT = {"type": "json_schema", "name": "x"}
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -140,6 +143,15 @@ def test_a_response_names_the_form_of_its_text() -> None:
         ("response_format", {"type": "text"}, "text.format"),
         ("n", 2, "n is not supported"),
         ("seed", -5, "seed"),
+        ("text", {"format": SCHEMA_FORMAT | {"schema": {"type": "x"}}}, "text.format: type: "),
+        ("text", {"format": SCHEMA_FORMAT}, "text.format.schema is missing"),
+        ("tools", [{"type": "function", "name": "a b"}], "tools[0].name: invalid value"),
+        ("input", "word " * 3000, "the conversation has"),
+        (
+            "input",
+            [{"role": "user", "content": "x"}, {"role": "", "content": "x"}],
+            "input[1].role",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(

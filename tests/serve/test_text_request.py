@@ -38,6 +38,7 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"json_schema": 5}, "json_schema: invalid value 5, expected a JSON schema"),
     (CompletionRequest, {"structured_outputs": {"x": 1}}, "structured_outputs.x is not supported"),
     (CompletionRequest, {"regex": "a" * 66000}, 'regex: invalid value "aaa'),
+    (CompletionRequest, {"n_predict": -5}, "n_predict: invalid value -5"),
     (CompletionRequest, {"n_predict": 1, "max_tokens": 2}, "n_predict cannot be combined with max"),
     (
         CompletionRequest,

@@ -55,7 +55,8 @@ class Answer:
             if event.finish == "stop" and not event.complete:
                 field = self._request.constraint
                 message = "the text is incomplete, but no token can follow"
-                raise bad_request(f"{field}: {message}" if field else message, field)
+                error = bad_request(f"{field}: {message}" if field else message, field)
+                raise error.rename(self._request.names)
             self._texts[i].add(event, with_logprobs=self._with_logprobs)
 
     @property

@@ -1,14 +1,17 @@
 """Errors of a request, in the form that clients of OpenAI's API expect."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Self
 
 from starlette.responses import Response
 
 from tgen.errors import ContextError, TgenError
 
 _RETRY_SECONDS = 1
+_OTHER_FIELD = re.compile(r"(cannot be combined with |\(got )(\w+)(\)?)$")  # ends a message
 
 
 class HttpError(TgenError):
@@ -39,6 +42,19 @@ class HttpError(TgenError):
                 "code": self.code,
             }
         }
+
+    def rename(self, names: Mapping[str, str]) -> Self:
+        """Name fields as the client does, in place; `names` are its names of fields or of parts of
+        them. Returns the error."""
+        param, message = self.param or "", self.message
+        parents = (name for name in names if re.match(re.escape(name) + r"(?![^.\[])", param))
+        if name := max(parents, key=len, default=""):
+            self.param = names[name] + param.removeprefix(name)
+            if message.startswith(param):
+                message = self.param + message.removeprefix(param)
+        self.message = _OTHER_FIELD.sub(lambda m: m[1] + names.get(m[2], m[2]) + m[3], message)
+        self.args = (self.message,)
+        return self
 
     def response(self, path: str = "") -> Response:
         """Return the HTTP response to a request of `path`, where Ollama's API has another form.
@@ -88,14 +104,15 @@ def internal_error() -> HttpError:
 def to_http(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> HttpError:
     """Return the HTTP form of an error that the text or the model caused.
 
-    `names`: the request's fields for options of SamplingConfig that have another name.
+    `names`: the client's names of options of SamplingConfig, and of fields.
     """
     if isinstance(error, HttpError):
-        return error
+        return error.rename(names)
     if not isinstance(error, TgenError):
         return internal_error()
     if isinstance(error, ContextError):
-        return bad_request(error.message, "messages", "context_length_exceeded")
+        field = names.get("messages", "messages")
+        return bad_request(error.message, field, "context_length_exceeded")
     field = getattr(error, "field", "").partition(" ")[0]
     if not field:
         return bad_request(error.message)

@@ -27,7 +27,7 @@ _IGNORED = {
     *("use_mlock", "low_vram", "vocab_only"),
 }
 # Fields of OpenAI's API that are beside Ollama's options, or have other names.
-_NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
+_NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields, "n_predict"} - {
     *SamplingFields.model_fields
 }
 
@@ -71,21 +71,24 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     Raises HttpError.
     """
     request = validate(_GenerateBody, _load(body))
-    values, form = _common(request), OllamaForm(request.model, chat=False)
+    (values, names), form = _common(request), OllamaForm(request.model, chat=False)
     if request.raw:
-        return to_request(values | {"prompt": request.prompt}, CompletionRequest, model), form
+        values["prompt"] = request.prompt
+        return to_request(values, CompletionRequest, model, names), form
     messages = [{"role": "system", "content": request.system}] if request.system else []
     messages.append({"role": "user", "content": request.prompt})
-    return to_request(values | {"messages": messages}, _PromptOrChat, model), form
+    names["messages"] = "prompt"
+    return to_request(values | {"messages": messages}, _PromptOrChat, model, names), form
 
 
 def read_chat(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     """Return the request of a body of /api/chat, and the form of its answer; raises HttpError."""
     request = validate(_ChatBody, _load(body))
-    values = _common(request) | {"messages": _to_messages(request.messages)}
+    values, names = _common(request)
+    values["messages"] = _to_messages(request.messages)
     if request.tools:
         values["tools"] = request.tools
-    return to_request(values, ChatRequest, model), OllamaForm(request.model, chat=True)
+    return to_request(values, ChatRequest, model, names), OllamaForm(request.model, chat=True)
 
 
 def _load(body: bytes) -> dict[str, Any]:
@@ -96,12 +99,15 @@ def _load(body: bytes) -> dict[str, Any]:
     return values
 
 
-def _common(request: _Body) -> dict[str, Any]:
-    """Return the fields of OpenAI's API that both endpoints need."""
+def _common(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the fields of OpenAI's API that both endpoints need, and Ollama's names of them."""
     options = request.options or {}
     for name in options.keys() & _NO_OPTIONS:
         raise bad_request(f"options.{name} is not supported", f"options.{name}")
     values = {name: value for name, value in options.items() if name not in _IGNORED}
+    names = {name: f"options.{name}" for name in values}
+    names |= {"max_tokens": "options.num_predict", "response_format": "format"}
+    names["response_format.json_schema.schema"] = "format"
     limit = values.pop("num_predict", None)
     values["max_tokens"] = -1 if limit in (None, -2) else limit  # as many as fit the context
     if request.format == "json":
@@ -113,7 +119,7 @@ def _common(request: _Body) -> dict[str, Any]:
         raise bad_request('format: expected "json" or a JSON schema', "format")
     if request.stream:
         values |= {"stream": True, "stream_options": {"include_usage": True}}
-    return values | {"model": request.model.removesuffix(TAG)}
+    return values | {"model": request.model.removesuffix(TAG)}, names
 
 
 def _to_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

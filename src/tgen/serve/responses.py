@@ -23,6 +23,14 @@ _IGNORED = {
     *("max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("reasoning", "safety_identifier", "service_tier", "stream_options", "user"),
 }
+# Fields of a chat -> their names here.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
 _Event = dict[str, Any]
 
 
@@ -99,15 +107,16 @@ def read(body: bytes, model: str) -> tuple[ChatRequest, "ResponsesForm"]:
         raise bad_request("response_format is not supported; use text.format", "response_format")
     request = validate(_Body, values)
     chat = {name: values[name] for name in SamplingFields.model_fields if name in values}
-    chat |= {"model": request.model or model, "messages": _to_messages(request)}
+    messages, names = _to_messages(request)
+    chat |= {"model": request.model or model, "messages": messages}
     if request.max_output_tokens is not None:
         chat["max_completion_tokens"] = request.max_output_tokens
     if request.stream:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     if request.text.format.type != "text":
         chat["response_format"] = _to_response_format(values["text"]["format"])
-    if request.tools:
-        chat["tools"] = [_to_tool(i, tool) for i, tool in enumerate(request.tools)]
+    if tools := request.tools or []:
+        chat["tools"] = [_to_tool(i, tool) for i, tool in enumerate(tools)]
         chat["parallel_tool_calls"] = request.parallel_tool_calls
     if "tool_choice" in values:
         chat["tool_choice"] = _to_tool_choice(request.tool_choice)
@@ -115,13 +124,16 @@ def read(body: bytes, model: str) -> tuple[ChatRequest, "ResponsesForm"]:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     elif request.top_logprobs:
         raise bad_request(f"top_logprobs needs include: [{_WITH_LOGPROBS!r}]", "top_logprobs")
-    return to_request(chat, ChatRequest, model), ResponsesForm(request, values)
+    names |= _NAMES | {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
+    return to_request(chat, ChatRequest, model, names), ResponsesForm(request, values)
 
 
-def _to_messages(request: _Body) -> list[dict[str, Any]]:
-    """Return the instructions and the items as messages of a chat."""
+def _to_messages(request: _Body) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the instructions and the items as messages of a chat, and the items' names of them."""
     messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
     if request.instructions is not None:
+        names["messages[0]"] = "instructions"
         messages.append({"role": "system", "content": request.instructions})
     for i, item in enumerate(request.input):
         kind, at = item.get("type", "message"), f"input[{i}]"
@@ -144,7 +156,8 @@ def _to_messages(request: _Body) -> list[dict[str, Any]]:
             if kind == "item_reference":
                 message += ": this server stores nothing; send store: false and the whole items"
             raise bad_request(message, f"{at}.type", "unsupported_parameter")
-    return messages
+        names.setdefault(f"messages[{len(messages) - 1}]", at)
+    return messages, names
 
 
 def _join(parts: Iterable[_Part]) -> str:

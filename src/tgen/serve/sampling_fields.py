@@ -19,19 +19,20 @@ _MAX_STRINGS, _MAX_STRING_BYTES = 64, 256  # of an option; they are searched for
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
 
 
-def rename_aliases(given: dict[str, Any]) -> None:
-    """Give fields with names of other servers tgen's names, in place.
+def rename_aliases(given: dict[str, Any]) -> dict[str, str]:
+    """Give fields with names of other servers tgen's names, in place; return the other names.
 
     Raises HttpError for a field that is given by both names.
     """
-    for alias in _ALIASES.keys() & given.keys():
-        name = _ALIASES[alias]
+    aliases = {_ALIASES[alias]: alias for alias in _ALIASES.keys() & given.keys()}
+    for name, alias in aliases.items():
         if name in given:
             raise bad_request(f"{alias} cannot be combined with {name}", alias)
         given[name] = given.pop(alias)
         if alias == "repeat_last_n" and given[name] == 0:  # none there, all tokens here
             message = "repeat_last_n: invalid value 0, expected -1 or at least 1"
             raise bad_request(message, alias)
+    return aliases
 
 
 def _check_strings(value: Any) -> list[str]:
@@ -208,6 +209,4 @@ class SamplingFields(JsonObject):
     @property
     def names(self) -> dict[str, str]:
         """The request's fields that have other names than the options that they set."""
-        return {"max_new_tokens": "max_tokens"} | {
-            option: field for field, option, _ in self._constraints
-        }
+        return {option: field for field, option, _ in self._constraints}

@@ -4,13 +4,15 @@ The event loop parses a body and checks its fields here; `serve.preparation` mak
 requests of it.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, model_validator
 
 from tgen.config.option import suggest
-from tgen.serve.http_error import bad_request
+from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import (
     JsonObject,
     Unicode,
@@ -127,6 +129,20 @@ class _TextRequest(SamplingFields):
     max_tokens: _Count | None = None
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
+    # The client's names of fields, or of parts of them, that have other names here.
+    _sent_names: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def limit_field(self) -> str:
+        """The field that limits the new tokens of a text."""
+        return "max_tokens"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The client's names of fields, and of the options of SamplingConfig that they set."""
+        options = {"max_new_tokens": self.limit_field} | super().names
+        sent = self._sent_names
+        return sent | {option: sent.get(field, field) for option, field in options.items()}
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
@@ -217,6 +233,11 @@ class ChatRequest(_TextRequest):
         return self
 
     @property
+    def limit_field(self) -> str:
+        """As in CompletionRequest."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def conversation(self) -> list[dict[str, Any]]:
         """The messages for the chat template; a result has the name of its function."""
         plain = [message.plain for message in self.messages]
@@ -243,7 +264,7 @@ class ChatRequest(_TextRequest):
 
     @property
     def names(self) -> dict[str, str]:
-        """As in SamplingFields; calls are constrained by a grammar or a schema."""
+        """As in CompletionRequest; calls are constrained by a grammar or a schema."""
         calls = {"grammar": "tools", "json_schema": "tools"} if self.calls_tools else {}
         return super().names | calls
 
@@ -294,9 +315,31 @@ def parse(body: bytes, kind: type[_Kind], model: str) -> _Kind:
     return to_request(load_object(body), kind, model)
 
 
-def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
-    """Return the request with the given fields, which it may rename; raises HttpError."""
-    rename_aliases(given)
+def to_request(
+    given: dict[str, Any],
+    kind: type[_Kind],
+    model: str,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> _Kind:
+    """Return the request with the given fields, which it may rename; raises HttpError.
+
+    `names`: the client's names of fields, or of parts of them, that have other names here.
+    """
+    sent = {**names}
+    try:
+        for name, alias in rename_aliases(given).items():
+            sent[name] = sent.get(alias, alias)
+        _drop_without_effect(given, kind)
+        request = validate(kind, {"model": model} | given)
+    except HttpError as error:
+        error.rename(sent)
+        raise
+    request._sent_names.update(sent)
+    return request
+
+
+def _drop_without_effect(given: dict[str, Any], kind: type[_TextRequest]) -> None:
+    """Remove the fields that ask for nothing; raises HttpError for unknown ones."""
     has_tools = "tools" in kind.model_fields
     for name, value in [*given.items()]:
         if value in _NEUTRAL.get(name, ()) and not (name == "tool_choice" and has_tools):
@@ -308,4 +351,3 @@ def to_request(given: dict[str, Any], kind: type[_Kind], model: str) -> _Kind:
             hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
-    return validate(kind, {"model": model} | given)
