@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.engine.torch_engine import TorchEngine, group_by_count
+from tgen.engine.torch_engine import TorchEngine, device_lock, group_by_count
 
 PROMPTS = [[1, 2, 3], [7], [4, 5, 6, 7, 8, 9]]
 
@@ -157,3 +157,10 @@ def test_steps_skip_storage_that_no_sequence_uses(family):
 )
 def test_groups_have_similar_counts(counts, groups):
     assert group_by_count(counts, 16) == groups
+
+
+def test_engines_of_a_gpu_share_one_lock() -> None:
+    gpu, same, other, cpu = (torch.device(name) for name in ("cuda", "cuda:0", "cuda:1", "cpu"))
+    assert device_lock(gpu) is device_lock(same)
+    assert device_lock(gpu) is not device_lock(other)
+    assert device_lock(cpu) is not device_lock(cpu)

@@ -79,7 +79,7 @@ def open_engine(
             dtype = dtype or stored_dtype(bundle)
             packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
         return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
-    from tgen.engine.torch_engine import TorchEngine  # torch is imported only when it is needed
+    from tgen.engine.torch_engine import TorchEngine, device_lock  # imports torch
     from tgen.machine.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
 
@@ -99,7 +99,9 @@ def open_engine(
         message = f"cache_dtype {cache_dtype} needs the compiled kernels{why}"
         raise UsageError(message, "remove cache_dtype", field="cache_dtype")
     set_threads(threads)
-    model = Transformer.from_arrays(bundle.config, bundle.arrays).to(target)
+    model = Transformer.from_arrays(bundle.config, bundle.arrays)
+    with device_lock(target):
+        model.to(target)
     return TorchEngine(model, dtype=dtype)
 
 

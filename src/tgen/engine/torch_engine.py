@@ -23,6 +23,17 @@ from tgen.model.transformer import Transformer
 _CPU_PASS_COST, _GPU_PASS_COST = 16, 256
 
 
+_gpu_locks: dict[torch.device, threading.Lock] = {}
+
+
+def device_lock(device: torch.device) -> threading.Lock:
+    """Return the lock of a device, which clones share, and on a GPU all engines: nothing else may
+    run or be loaded there while a graph is captured."""
+    if device.type != "cuda":
+        return threading.Lock()
+    return _gpu_locks.setdefault(torch.device("cuda", device.index or 0), threading.Lock())
+
+
 class TorchEngine:
     """See `engine.base.Engine`."""
 
@@ -33,13 +44,14 @@ class TorchEngine:
         self.context_length = model.config.context_length
         self.dtype: StoredAs = dtype
         self.cache_dtype = dtype
+        self.device = model.token_embedding.weight.device
+        self._lock = device_lock(self.device)
         narrow = dtype == "bfloat16"
         if narrow:  # norms, biases and position tables stay float32
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.data = parameter.data.bfloat16()
-        weight = model.token_embedding.weight
-        self.device = weight.device
+            with self._lock:
+                for parameter in model.parameters():
+                    if parameter.ndim > 1:
+                        parameter.data = parameter.data.bfloat16()
         self._autocast = torch.autocast(
             self.device.type,
             torch.bfloat16,
@@ -47,14 +59,14 @@ class TorchEngine:
             cache_enabled=False,  # a CUDA graph must not read casts that will be freed
         )
         self._pass_cost = _CPU_PASS_COST if self.device.type == "cpu" else _GPU_PASS_COST
-        self._lock = threading.Lock()  # shared by clones: nothing may run during a graph capture
         self._shared: set[int] = set()  # addresses of weights of another engine
         self._start_empty()
 
     def _start_empty(self) -> None:
         weight = self.model.token_embedding.weight
         dtype = weight.dtype if isinstance(weight, nn.Parameter) else torch.float32  # frozen ones
-        self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
+        with self._lock:
+            self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
         self._graphed_step = GraphedStep(self.model, self._cache)
 
     @property
@@ -69,9 +81,10 @@ class TorchEngine:
             same = theirs.get(name)
             if same is None or (same.shape, same.dtype) != (parameter.shape, parameter.dtype):
                 continue
-            if torch.equal(same, parameter):
-                parameter.data = same.data
-                self._shared.add(same.data_ptr())
+            with self._lock:
+                if torch.equal(same, parameter):
+                    parameter.data = same.data
+                    self._shared.add(same.data_ptr())
 
     def clone(self) -> Self:
         """Return an engine with the same weights and one empty sequence."""
