@@ -1,9 +1,10 @@
 """The access log delays nobody, and counts what nobody has read."""
 
 import json
+import sys
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -92,3 +93,19 @@ def test_a_log_that_is_off_writes_nothing() -> None:
     log.add(entry())
     log.close()
     assert lines == []
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_in_json_all_lines_of_stderr_are_objects(
+    form: Literal["json", "text"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[bytes] = []
+    log = AccessLog(form, lines.append)
+    with log.capture_stderr():
+        for text in ("warning: a\nb", " 3", "\n"):  # as print writes them
+            sys.stderr.write(text)
+    log.close()
+    plain = "warning: a\nb 3\n"
+    assert capsys.readouterr().err == ("" if form == "json" else plain)
+    if form == "json":
+        assert json.loads(lines[0])["message"] == plain.rstrip()

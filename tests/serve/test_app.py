@@ -506,3 +506,15 @@ def test_metrics_are_valid_and_count(served: ServerProcess, client: "openai.Open
         assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
     assert 'tgen_time_to_first_token_seconds_bucket{le="+Inf"}' in response.text
     assert served.http.head("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_notes_about_a_schema_are_in_a_header(served: ServerProcess, stream: bool) -> None:
+    schema = {"type": "string", "format": "phone", "maxLength": 3}
+    body = {"prompt": "x", "max_tokens": 5, "seed": 1, "stream": stream}
+    answer = served.post("/v1/completions", body | {"guided_json": schema})
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.headers["x-schema-notes"]) == [
+        'guided_json: format: "phone" is not checked'
+    ]
+    assert "x-schema-notes" not in served.post("/v1/completions", body).headers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.chats import LLAMA_TOOLS, MISTRAL_TOOLS
+from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
 from support.servers import JSON, ServerProcess, serving
 from support.tools import (
     CITY,
@@ -22,9 +22,11 @@ from support.tools import (
     with_template,
 )
 from tgen.config import SamplingConfig
+from tgen.errors import UsageError
 from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel
 from tgen.serve.answer_json import Answer
+from tgen.serve.call_reader import CallReader
 from tgen.serve.http_error import HttpError
 from tgen.serve.preparation import find_call_form, prepare
 
@@ -277,25 +279,26 @@ def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> Non
     assert seen == {"now", "kind"}
 
 
-@pytest.mark.parametrize(("value", "is_valid"), [("a", True), ("b", False)])
+@pytest.mark.parametrize("value", ["a", "b"])
+@pytest.mark.parametrize("tool", ["first", "second"])
 def test_references_of_a_tool_stay_within_its_schema(
-    loaded: LoadedModel, value: str, is_valid: bool
+    loaded: LoadedModel, tool: str, value: str
 ) -> None:
     tools = []
-    for name, values in (("first", "b"), ("second", "a")):
-        parameters = {"$id": "x", "$defs": {"k": {"enum": [values]}}, "required": ["k"]}
+    for name, allowed in (("first", "a"), ("second", "b")):
+        parameters = {"$id": "x", "$defs": {"k": {"enum": [allowed]}}, "required": ["k"]}
         parameters["properties"] = {"k": {"$ref": "#/$defs/k"}}
         tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
     form = find_call_form(loaded, request_of(tools=tools, tool_choice="required"))
     matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
     assert matcher
-    text = json.dumps({"name": "second", "arguments": {"k": value}})
+    text = json.dumps({"name": tool, "arguments": {"k": value}})
     size = loaded.tokenizer.vocab_size
     for i in loaded.vocabulary.encode(text.encode()):
         if not matcher.allowed(size)[i]:
             break
         matcher.accept(i)
-    assert matcher.complete == is_valid
+    assert matcher.complete == ((tool, value) in (("first", "a"), ("second", "b")))
 
 
 def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:
@@ -305,6 +308,39 @@ def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedMode
     allowed = matcher.allowed(loaded.tokenizer.vocab_size)
     assert allowed[loaded.tokenizer.added_tokens["<|tool|>"]]
     assert not allowed[loaded.vocabulary.tokens.index(b"\xff")]
+
+
+def test_opener_may_have_several_control_tokens(loaded: LoadedModel) -> None:
+    source = MISTRAL_TOOLS.replace("<|tool|> [", "[INST]<|tool|> [")
+    form = find_call_form(with_template(loaded, source), request_of())
+    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
+    assert matcher
+    added, encode = loaded.tokenizer.added_tokens, loaded.vocabulary.encode
+    start, _, rest = form.syntax.write([("now", {})]).partition("<|tool|>")
+    ids = [*encode(b"Wait. "), added[start], added["<|tool|>"], *encode(rest.encode())]
+    reader, content = CallReader(form), ""
+    for i in ids:
+        assert matcher.allowed(loaded.tokenizer.vocab_size)[i]
+        matcher.accept(i)
+        content += reader.feed(i, loaded.vocabulary.bytes_of(i).decode(), last=False)
+    assert matcher.complete
+    assert content == "Wait."
+    assert [call["function"]["name"] for call in reader.calls] == ["now"]
+
+
+def test_text_before_the_control_token_of_a_call_is_no_known_syntax(loaded: LoadedModel) -> None:
+    model = with_template(loaded, MISTRAL_TOOLS.replace("<|tool|> [", "Calls: <|tool|> ["))
+    with pytest.raises(HttpError, match="in a form that is known"):
+        find_call_form(model, request_of())
+    assert find_call_form(model, request_of(tool_choice="required")).syntax.opener
+
+
+def test_errors_name_the_tool_by_its_position_in_the_request(loaded: LoadedModel) -> None:
+    form = find_call_form(
+        with_template(loaded, HERMES_TOOLS), request_of(tools=[NOW, WEATHER], tool_choice=NAMED)
+    )
+    error = form.name_tool(UsageError("grammar: line 1: wrong", field="grammar"))
+    assert error.message == "tools[1].function.parameters: wrong"
 
 
 def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:

@@ -19,7 +19,9 @@ from support.command import tgen
 from support.models import make_model
 from support.servers import ServerProcess, serving
 from tgen.checkpoint import model_dir
+from tgen.cli.serve import find_sources
 from tgen.config import EngineOptions
+from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError
@@ -73,6 +75,11 @@ def test_each_name_gives_the_texts_of_its_model_alone(
         answer = ask(several, model=name)
         assert (answer["model"], answer["choices"][0]["text"]) == (name, expected[name])
     assert ask(several)["model"] == "a b"  # the first one
+
+
+def test_an_adapter_of_another_base_is_an_error_at_the_start(other: Path, adapter: Path) -> None:
+    with pytest.raises(ModelError, match="tuned"):
+        find_sources([str(other)], [f"fine={adapter}"])
 
 
 def test_models_are_listed_by_name_and_no_path_is_one(
@@ -313,7 +320,7 @@ def test_the_log_is_one_json_object_per_line(several: ServerProcess) -> None:
     _, log = several.process.communicate(timeout=900)
     assert b"secret" not in log
     assert b"What" not in log
-    rows = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
+    rows = [row for row in map(json.loads, log.splitlines()) if "message" not in row]
     *rows, bad, last = rows
     assert (bad["method"], bad["path"], bad["status"]) == ("GET", "/v1/%0Ax%20y%C3%A9", 404)
     [asked, *_] = [row for row in rows if row.get("model") == "fine"]

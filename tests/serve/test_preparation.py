@@ -13,7 +13,7 @@ from tgen.errors import TgenError
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
-from tgen.serve.preparation import prepare
+from tgen.serve.preparation import find_call_form, prepare
 from tgen.serve.text_request import ChatRequest, CompletionRequest, parse
 
 TEMPLATES = {
@@ -111,3 +111,18 @@ def test_strings_are_looked_up_before_the_engine_needs_them(loaded: LoadedModel)
     misses = loaded.vocabulary.completions.cache_info().misses
     LogitsProcessors(request.sampling, loaded.vocabulary)
     assert loaded.vocabulary.completions.cache_info().misses == misses
+
+
+def test_notes_about_schemas_name_their_fields(loaded: LoadedModel) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
+    request = parse(
+        json.dumps({"prompt": "x", "guided_json": schema}).encode(), CompletionRequest, "m"
+    )
+    [note] = prepare(loaded, request, 9).notes
+    assert note == 'guided_json: properties.a.format: "phone" is not checked'
+    tool = {"type": "function", "function": {"name": "x", "parameters": schema}}
+    unused = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}
+    body = chat(tools=[tool], tool_choice="required", response_format=unused)
+    call = parse(body, ChatRequest, "m")
+    [note] = prepare(loaded, call, 9, calls=find_call_form(loaded, call)).notes
+    assert note == 'tools[0].function.parameters: properties.a.format: "phone" is not checked'

@@ -143,6 +143,7 @@ SCHEMA_FORMAT = {"type": "json_schema", "name": "x"}
         ("response_format", {"type": "text"}, "text.format"),
         ("n", 2, "n is not supported"),
         ("seed", -5, "seed"),
+        ("include", ["reasoning.encrypted_content", "x"], 'include[1]: invalid value "x"'),
         ("text", {"format": SCHEMA_FORMAT | {"schema": {"type": "x"}}}, "text.format: type: "),
         ("text", {"format": SCHEMA_FORMAT}, "text.format.schema is missing"),
         ("tools", [{"type": "function", "name": "a b"}], "tools[0].name: invalid value"),

@@ -228,7 +228,7 @@ BLOCKED = """
 import sys, threading
 import tgen.serve.app
 from tgen.cli import app
-tgen.serve.app.prepare = lambda *_: threading.Event().wait()
+tgen.serve.app.prepare = lambda *_, **__: threading.Event().wait()
 app.main()
 """
 
@@ -237,7 +237,7 @@ def test_second_signal_ends_the_server_whatever_runs(chat_model: Path) -> None:
     command = [sys.executable, "-c", BLOCKED, "serve", "-m", chat_model, "--port", "0"]
     with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE) as process:
         server = ServerProcess(process, None)
-        body = json.dumps(LONG).encode()
+        body = b'{"prompt": "x"}'  # without a constraint, which would be compiled first
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         )
@@ -247,6 +247,31 @@ def test_second_signal_ends_the_server_whatever_runs(chat_model: Path) -> None:
                 pass
             process.send_signal(signal.SIGTERM)
             while server.http.get("/health").status_code == 200:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(900) == 0
+
+
+LOADING = """
+import sys, threading
+from tgen.cli import app, serve
+def load(*_, **__):
+    print("loading", file=sys.stderr, flush=True)
+    threading.Event().wait()
+serve.load_model = load
+app.main()
+"""
+
+
+def test_a_model_that_is_being_loaded_does_not_delay_the_end(chat_model: Path) -> None:
+    models = ["-m", chat_model, "-m", f"other={chat_model}"]
+    command = [sys.executable, "-c", LOADING, "serve", *models, "--port", "0"]
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE) as process:
+        server = ServerProcess(process, None)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert process.stderr
+            while b"loading" not in process.stderr.readline():
                 pass
             process.send_signal(signal.SIGTERM)
             assert process.wait(900) == 0

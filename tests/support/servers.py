@@ -30,7 +30,7 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], key: str | None) -> None:
         assert process.stderr
         self.process, lines = process, b""
-        while not (found := re.search(rb"serving (\S+) on (\S+)", lines)):
+        while not (found := re.search(rb'serving (\S+) on ([^\s"]+)', lines)):
             line = process.stderr.readline()
             assert line, lines.decode()
             lines += line

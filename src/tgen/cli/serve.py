@@ -25,7 +25,7 @@ _limit, _speed = (partial(option, panel=panel) for panel in (_LIMITS, _SPEED))
 PANELS = (_LIMITS, _SPEED)
 _BODY_SECONDS = 10.0
 _STDERR = 2
-_RAM_SHARE = 0.8  # of the free RAM, for weights
+_MEMORY_SHARE = 0.8  # of the free memory, for weights
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+", re.ASCII)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out
 
@@ -105,7 +105,7 @@ class ServeOptions:
         "Memory for the weights of several models; the least recently used are unloaded.",
         "--model-memory",
         metavar="SIZE",
-        shown_default="80% of the free RAM",
+        shown_default="80% of the free RAM, or of the GPU's free memory",
     )
     request_timeout: float = _limit(
         600.0,
@@ -149,13 +149,19 @@ class ServeOptions:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory for weights in bytes; None if it is unknown."""
+        """Memory for weights in bytes, of the device that has them; None if it is unknown."""
         if self.model_memory is not None:
             return parse_size("--model-memory", self.model_memory)
+        from tgen.engine.open_engine import runs_on_cpu
         from tgen.machine.memory import free_ram
 
-        free = free_ram()
-        return None if free is None else int(_RAM_SHARE * free)
+        if self.engine.kind == "kernels" or runs_on_cpu(self.engine.device):
+            free = free_ram()
+        else:
+            from tgen.machine.device import choose_device, free_bytes
+
+            free = free_bytes(choose_device(self.engine.device))
+        return None if free is None else int(_MEMORY_SHARE * free)
 
     @property
     def origins(self) -> list[str]:
@@ -241,17 +247,25 @@ def serve(options: ServeOptions) -> None:
             console.print_status(f"{where} on {server.url(sock)}", quiet=quiet)
 
     log = AccessLog(options.log or ("off" if quiet else "text"), partial(os.write, _STDERR))
-    try:
-        server.serve(sources, load, sock, settings, log, print_addresses)
-    finally:
-        sock.close()
+    with sock, log.capture_stderr():
+        try:
+            is_forced = server.serve(sources, load, sock, settings, log, print_addresses)
+        except TgenError as error:
+            console.print_error(error.message, error.hint)
+            raise SystemExit(error.exit_status) from None
+        finally:
+            log.close()
+    if is_forced:
+        os._exit(0)
 
 
 def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelSource"]:
     """Find what `--model` and `--adapter` name, in their order.
 
-    Raises UsageError for a name that is given twice, ModelError for a model that does not exist.
+    Raises UsageError for a name that is given twice, ModelError for a model that does not exist and
+    for an adapter whose matrices do not fit its base.
     """
+    from tgen.checkpoint.model_dir import describe
     from tgen.checkpoint.model_lookup import find_model
     from tgen.checkpoint.stored_models import is_adapter
     from tgen.lora import adapter as adapters_of
@@ -285,6 +299,8 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
     bases = {name: path for name, path, adapter in found if adapter is None}
     sources = []
     for name, path, its_adapter in found:
+        if its_adapter is not None:
+            adapters_of.read(its_adapter, describe(path)[0], model=path)
         same = (one for one in bases if its_adapter and bases[one].samefile(path))
         sources.append(describe_source(name, path, its_adapter, next(same, None)))
     return sources

@@ -41,6 +41,12 @@ def memory_bytes(device: Device) -> int | None:
     return memory.free_ram() if device.type == "cpu" else None
 
 
+def free_bytes(device: Device) -> int | None:
+    """Return the free memory of a GPU, or the RAM that the process can still allocate, in bytes;
+    None if unknown."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_ram()
+
+
 def rank_bytes(device: Device) -> int | None:
     """Return the memory of each rank: of its GPU, or its share of RAM; None if unknown."""
     if device.type == "cuda":

@@ -1,11 +1,12 @@
 """The access log: a line per request and one at the end, without texts, keys and queries."""
 
+import io
 import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr, suppress
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -34,10 +35,25 @@ class LogEntry:
         self.started = time.perf_counter()
 
 
+class _Messages(io.TextIOBase):
+    """A stderr for which each write that ends a line becomes a message of the log."""
+
+    def __init__(self, log: "AccessLog") -> None:
+        self._log, self._text = log, ""
+
+    def write(self, text: str) -> int:
+        """Add to the message; log it at the end of a line."""
+        self._text += text
+        if text.endswith("\n"):
+            self._log.add_message(self._text.rstrip())
+            self._text = ""
+        return len(text)
+
+
 class AccessLog:
     """A log whose lines a thread of its own writes: a reader that is slow does not delay answers.
 
-    The event loop calls `add` and `close`.
+    The event loop calls `add`.
     """
 
     def __init__(self, form: LogForm, write: Callable[[bytes], object]) -> None:
@@ -64,6 +80,15 @@ class AccessLog:
             facts |= {"model": entry.model, **tokens, "seed": entry.seed}
             facts |= {} if answer.is_complete else {"complete": False}
         self._put(facts)
+
+    def add_message(self, text: str) -> None:
+        """Write a line about the server itself."""
+        self._put({"message": text})
+
+    def capture_stderr(self) -> AbstractContextManager[Any]:
+        """Turn all other output to stderr into messages until the end of a block, if the lines are
+        JSON."""
+        return redirect_stderr(_Messages(self)) if self._form == "json" else nullcontext()
 
     def close(self) -> None:
         """Write the last line, with the sums over all requests; wait for room a short time."""

@@ -38,7 +38,13 @@ from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
-from tgen.serve.text_response import AnswerForm, OpenAIForm, TextResponse, wait_for_disconnect
+from tgen.serve.text_response import (
+    NOTES,
+    AnswerForm,
+    OpenAIForm,
+    TextResponse,
+    wait_for_disconnect,
+)
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
@@ -97,7 +103,7 @@ class Service:
                 allow_origins=list(origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["Retry-After"],
+                expose_headers=["Retry-After", NOTES],
                 allow_private_network=True,  # from pages of the internet to this machine
             )
         self._router = Starlette(
@@ -264,6 +270,7 @@ class Service:
             form,
             stream=text_request.stream,
             timeout=self._limits.request_seconds,
+            notes=prepared.notes,
         )
 
     async def _prepare(

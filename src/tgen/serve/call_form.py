@@ -5,7 +5,7 @@ A call has the syntax of the model's chat template, or is JSON without one.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,7 @@ _LINE = re.compile(r"grammar: (?:line (\d+): )?")
 class CallForm:
     """The form of the calls in a request's texts."""
 
-    tools: Sequence[Tool]
+    tools: Mapping[int, Tool]  # that can be called, by their position in the request
     syntax: CallSyntax
     controls: Mapping[str, int]  # the syntax's control tokens, whose bytes are no text
     choice: Choice
@@ -49,7 +49,7 @@ class CallForm:
     def _schema(self) -> dict[str, Any]:
         """Return the JSON schema of one call in JSON."""
         calls, definitions = [], {}
-        for i, tool in enumerate(self.tools):
+        for i, tool in self.tools.items():
             # With an address of its own, so that its references stay within it.
             definitions[f"tool{i}"] = tool.arguments_schema | {"$id": f"tool{i}/"}
             arguments = {"$ref": f"#/$defs/tool{i}"}
@@ -61,8 +61,8 @@ class CallForm:
 
     def _grammar(self) -> str:
         """Return the Lark grammar of the texts, whose first lines are those of the tools."""
-        names, lines = [f"call{i}" for i in range(len(self.tools))], []
-        for name, tool in zip(names, self.tools, strict=True):
+        names, lines = [f"call{i}" for i in self.tools], []
+        for name, tool in zip(names, self.tools.values(), strict=True):
             before = self._literal(tool.function.name + self.syntax.middle)
             lines.append(f"{name}: {before} {_json(tool.arguments_schema)}")
         more = ""
@@ -82,9 +82,9 @@ class CallForm:
             return [f"{start} | {_json(self.text_schema)}"]
         if self.syntax.only_at_start:
             return [f"{start} | TEXT", f"TEXT: {all_text} & ~/{escaped}(?s:.*)/"]
+        if trigger.startswith(tuple(self.controls)):
+            return [f"start: {all_text} ({self._literal(opener)} calls)?"]
         rest = self._literal(opener.removeprefix(trigger))
-        if trigger in self.controls:
-            return [f"start: {all_text} ({self._literal(trigger)} {rest} calls)?"]
         return [
             f"start: opened {rest} calls | TEXT",
             f"opened[lazy]: /(?s:.*){escaped}/",
@@ -93,7 +93,8 @@ class CallForm:
 
     def _literal(self, text: str) -> str:
         """Return the terms of a text that may contain control tokens."""
-        pattern = "|".join(map(re.escape, self.controls)) or "(?!)"
+        longest_first = sorted(self.controls, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         parts = re.split(f"({pattern})", text)
         terms = (
             f"<[{self.controls[part]}]>" if part in self.controls else _quote(part)
@@ -101,6 +102,16 @@ class CallForm:
             if part
         )
         return " ".join(terms)
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """The JSON schemas of the calls, and of texts without calls, by their fields."""
+        has_text = self.text_schema is not None and self.choice.mode == "auto"
+        text = {"response_format": self.text_schema} if has_text else {}
+        calls = {
+            f"tools[{i}].function.parameters": t.arguments_schema for i, t in self.tools.items()
+        }
+        return text | calls
 
     def name_tool(self, error: TgenError) -> TgenError:
         """Return an error with the tool that it is about, if it is about the grammar."""
@@ -110,7 +121,7 @@ class CallForm:
         reason = error.message[match.end() :] if match else error.message
         field = "tools"
         if match and match[1] and int(match[1]) <= len(self.tools):
-            field = f"tools[{int(match[1]) - 1}].function.parameters"
+            field = f"tools[{[*self.tools][int(match[1]) - 1]}].function.parameters"
         return bad_request(f"{field}: {reason}", field)
 
 
@@ -123,7 +134,7 @@ def plan_calls(
     bytes. Raises HttpError if the model does not support the choice.
     """
     choice, text_schema = request.tool_choice, request.sampling.get("json_schema")
-    if choice.mode == "auto" and syntax is None:
+    if choice.mode == "auto" and (syntax is None or _starts_late(syntax, added_tokens)):
         raise bad_request(
             "tools: the model's chat template has no calls of tools in a form that is known, so "
             'tool_choice cannot be "auto"; use "required" or a function',
@@ -135,12 +146,19 @@ def plan_calls(
     if choice.mode == "auto" and not distinct:
         message = "response_format cannot be combined with the tools of this model"
         raise bad_request(message, "response_format", "unsupported_parameter")
-    called = [tool for tool in request.tools if choice.name in (None, tool.function.name)]
+    tools = enumerate(request.tools)
+    called = {i: tool for i, tool in tools if choice.name in (None, tool.function.name)}
     if not called:
         raise bad_request(f"tool_choice: no tool is named {choice.name!r:.60}", "tool_choice")
     parts = (syntax.opener, syntax.middle, syntax.separator, syntax.closer)
     controls = {name: i for name, i in added_tokens.items() if any(name in part for part in parts)}
     return CallForm(called, syntax, controls, choice, request.parallel_tool_calls, text_schema)
+
+
+def _starts_late(syntax: CallSyntax, added_tokens: Mapping[str, int]) -> bool:
+    """Return whether there is a text before the control token that tells a call from a text."""
+    names, trigger = tuple(added_tokens), syntax.trigger
+    return any(name in trigger for name in names) and not trigger.startswith(names)
 
 
 def _json(schema: Mapping[str, Any]) -> str:

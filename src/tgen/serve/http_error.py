@@ -46,10 +46,9 @@ class HttpError(TgenError):
     def rename(self, names: Mapping[str, str]) -> Self:
         """Name fields as the client does, in place; `names` are its names of fields or of parts of
         them. Returns the error."""
-        param, message = self.param or "", self.message
-        parents = (name for name in names if re.match(re.escape(name) + r"(?![^.\[])", param))
-        if name := max(parents, key=len, default=""):
-            self.param = names[name] + param.removeprefix(name)
+        message = self.message
+        if (param := self.param) is not None:
+            self.param = name_as_sent(param, names)
             if message.startswith(param):
                 message = self.param + message.removeprefix(param)
         self.message = _OTHER_FIELD.sub(lambda m: m[1] + names.get(m[2], m[2]) + m[3], message)
@@ -63,6 +62,13 @@ class HttpError(TgenError):
         """
         content = {"error": self.message} if path.startswith("/api/") else self.content
         return Response(json.dumps(content), self.status, self.headers, "application/json")
+
+
+def name_as_sent(field: str, names: Mapping[str, str]) -> str:
+    """Return the client's name of a field; `names` has those of fields or of parts of them."""
+    parents = (name for name in names if re.match(re.escape(name) + r"(?![^.\[])", field))
+    parent = max(parents, key=len, default="")
+    return names.get(parent, "") + field.removeprefix(parent)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpError:

@@ -6,8 +6,9 @@ A model with an adapter shares the weights of its base that the adapter does not
 import asyncio
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,6 @@ class ServedModels:
         self._visits: list[Visit] = []  # in the order of their arrival
         self._loader: asyncio.Task[None] | None = None  # loads for the visits that wait
         self._lacks_room = False  # it waits for texts to end
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._draining = False
 
     @property
@@ -207,7 +207,6 @@ class ServedModels:
             served.stop()
         if self._loader is not None:
             self._loader.cancel()
-        self._worker.shutdown(wait=False, cancel_futures=True)
 
     def join(self, seconds: float) -> None:
         """Wait until the threads have ended, `seconds` for each at most."""
@@ -255,7 +254,7 @@ class ServedModels:
                     continue
                 del self._loaded[unused.source.name], others
                 unused.stop()
-                await self._run(unused.engine.join, _JOIN_SECONDS)
+                await _run(unused.engine.join, _JOIN_SECONDS)
             return False
         finally:
             self._lacks_room = False
@@ -263,7 +262,7 @@ class ServedModels:
     async def _load_in_thread(self, source: ModelSource) -> None:
         base = self._loaded.get(source.base or "")
         try:
-            loaded = await self._run(self._load_now, source, base.model if base else None)
+            loaded = await _run(self._load_now, source, base.model if base else None)
         except Exception as error:
             if isinstance(error, TgenError):  # it may name paths
                 _log.error("the model %s cannot be loaded: %s", source.name, error)
@@ -279,8 +278,20 @@ class ServedModels:
             model.engine.share_weights(base.engine)
         return model, warm_up(model)
 
-    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a thread of its own, for which the end of the process does not wait."""
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        result.set_running_or_notify_cancel()
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, name="models", daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 def warm_up(model: LoadedModel) -> str:

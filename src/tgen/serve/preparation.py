@@ -4,22 +4,27 @@ Worker threads apply the template, tokenize, and check limits and grammar, so th
 delay other texts.
 """
 
+import json
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
+from tgen.generation.json_schema import translate
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.call_form import CallForm, plan_calls
-from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.http_error import HttpError, bad_request, name_as_sent
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
+_MAX_NOTES, _NOTE_LENGTH = 10, 200  # in a header
+_MAX_SCHEMAS = 64  # whose notes are cached
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
 # As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
 _FIXED = {"penalize_prompt": False, "overflow": "error"}
@@ -41,6 +46,7 @@ class PreparedTexts(NamedTuple):
     echoes: list[str]  # per prompt, if requested
     seed: int  # of the request
     calls: CallForm | None = None  # if the texts may call tools
+    notes: Sequence[str] = ()  # about what is not enforced of the schemas
 
 
 def prepare(
@@ -80,7 +86,8 @@ def prepare(
             prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")
             echoes.append(prompt if isinstance(prompt, str) else decoded)
-    return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed, calls)
+    notes = _find_notes(request, calls)
+    return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed, calls, notes)
 
 
 def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
@@ -90,6 +97,23 @@ def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
     form = plan_calls(request, syntax, controls)
     _ = form.constraint  # cached here, in a worker thread
     return form
+
+
+def _find_notes(request: TextRequest, calls: CallForm | None) -> list[str]:
+    """Return notes about the schemas of a request, which have been compiled, by their fields."""
+    schemas = calls.schemas if calls else {"json_schema": request.sampling.get("json_schema")}
+    notes = []
+    for field, schema in schemas.items():
+        if schema is not None:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            name = name_as_sent(field, request.names)
+            notes += [f"{name}: {note}"[:_NOTE_LENGTH] for note in _notes_of(text)]
+    return notes[:_MAX_NOTES]
+
+
+@lru_cache(maxsize=_MAX_SCHEMAS)
+def _notes_of(schema: str) -> Sequence[str]:
+    return translate(json.loads(schema)).notes
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:

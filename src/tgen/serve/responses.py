@@ -18,6 +18,17 @@ from tgen.serve.text_response import EVENT_STREAM, dump_json
 
 _STATE = ("previous_response_id", "conversation", "prompt", "background", "store")
 _WITH_LOGPROBS = "message.output_text.logprobs"
+# Values of `include`; the others are about items that this server never returns.
+_Included = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 # Fields that have no influence on the answer.
 _IGNORED = {
     *("max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
@@ -91,7 +102,7 @@ class _Body(SamplingFields, extra="forbid"):
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    include: Annotated[list[_Included], Field(fail_fast=True)] | None = None
     truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, Any] | None = None
 

@@ -121,8 +121,9 @@ def serve(
     settings: ServerSettings,
     log: AccessLog,
     started: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve until a signal ends it; raises TgenError if the engine failed.
+) -> bool:
+    """Serve until a signal ends it; return whether a second one has forced the end, for which
+    threads that still compute must not be waited for. Raises TgenError if the engine failed.
 
     A single model is loaded first, several when they are needed; then `started` is called.
     """
@@ -132,10 +133,7 @@ def serve(
         model = load(sources[0])
         first = model, warm_up(model)
     started()
-    try:
-        asyncio.run(_serve(sources, load, first, sock, settings, log))
-    finally:
-        log.close()
+    return asyncio.run(_serve(sources, load, first, sock, settings, log))
 
 
 async def _serve(
@@ -145,7 +143,7 @@ async def _serve(
     sock: socket.socket,
     settings: ServerSettings,
     log: AccessLog,
-) -> None:
+) -> bool:
     server: _Server
     models = ServedModels(sources, load, settings.models, on_failure=lambda: server.finish())
     if first:
@@ -180,6 +178,7 @@ async def _serve(
         await asyncio.to_thread(models.join, _CLOSE_SECONDS)
     if models.failed:
         raise TgenError("the engine failed", "read the traceback above, and start the server again")
+    return server.force_exit
 
 
 class _Server(uvicorn.Server):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -17,6 +17,7 @@ from tgen.serve.metrics import Metrics
 
 _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+NOTES = "x-schema-notes"  # header
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 _MANY = 1000  # tokens
 _Written = TypeVar("_Written")
@@ -84,9 +85,11 @@ class TextResponse(Response):
         *,
         stream: bool,
         timeout: float,
+        notes: Sequence[str] = (),
     ) -> None:
-        """`timeout`: seconds from now until the last token."""
+        """`timeout`: seconds from now until the last token. `notes` about schemas, for a header."""
         super().__init__()
+        self._more_headers = {NOTES: json.dumps(notes)} if notes else {}
         self._engine, self._metrics, self._job, self._answer = engine, metrics, job, answer
         self._form, self._stream, self._timeout = form, stream, timeout
 
@@ -114,7 +117,9 @@ class TextResponse(Response):
         except TimeoutError:
             raise self._timed_out() from None
         response = await self._write(
-            lambda: JSONResponse(self._form.whole(self._answer.whole(), self._job))
+            lambda: JSONResponse(
+                self._form.whole(self._answer.whole(), self._job), headers=self._more_headers
+            )
         )
         await response(scope, receive, send)
 
@@ -122,6 +127,7 @@ class TextResponse(Response):
         """Start the response with the first token: until then, errors have a status."""
         answer, form, started = self._answer, self._form, False
         headers = [(b"content-type", form.content_type.encode()), *_HEADERS]
+        headers += [(name.encode(), value.encode()) for name, value in self._more_headers.items()]
         try:
             async with asyncio.timeout(self._timeout):
                 await self._add_events()

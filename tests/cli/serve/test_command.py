@@ -12,7 +12,9 @@ from support.adapters import save_adapter
 from support.command import clean_environment
 from tgen.cli.app import run
 from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name, find_sources
+from tgen.config import EngineOptions
 from tgen.errors import UsageError
+from tgen.machine import device, memory
 
 
 @pytest.mark.parametrize(
@@ -106,3 +108,15 @@ def test_origins_are_those_that_browsers_send() -> None:
     given = ["HTTPS://A.example:443", "http://localhost:3000", "http://b.example:80", "*"]
     expected = ["https://a.example", "http://localhost:3000", "http://b.example", "*"]
     assert ServeOptions(api_key="x", cors=given).origins == expected
+
+
+def test_memory_for_models_is_that_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(device, "choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 5000))
+    monkeypatch.setattr(memory, "free_ram", lambda: 2000)
+    on_gpu, on_cpu = (EngineOptions(device=name) for name in ("cuda", "cpu"))
+    assert ServeOptions(engine=on_gpu).memory_bytes == 800
+    assert ServeOptions(engine=on_cpu).memory_bytes == 1600
+    assert ServeOptions(engine=on_gpu, model_memory="3KB").memory_bytes == 3000
