@@ -210,7 +210,7 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
             {"properties": {"a": {"uniqueItems": True}}},
             "properties.a: uniqueItems is not supported",
         ),
-        ({"items": {"not": {"pattern": "a"}}}, "items.not: the opposite of pattern"),
+        ({"items": {"not": {"pattern": "a"}}}, "items.not: the negation of pattern"),
         ({"anyOf": [{"contains": {}, "maxContains": 1}]}, "anyOf[0]: maxContains"),
         ({"propertyNames": {"format": "uri"}}, "propertyNames: is not supported"),
         ({"allOf": [{"unevaluatedProperties": False}]}, "allOf[0]: unevaluatedProperties"),

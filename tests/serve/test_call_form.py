@@ -330,7 +330,7 @@ def test_opener_may_have_several_control_tokens(loaded: LoadedModel) -> None:
 
 def test_text_before_the_control_token_of_a_call_is_no_known_syntax(loaded: LoadedModel) -> None:
     model = with_template(loaded, MISTRAL_TOOLS.replace("<|tool|> [", "Calls: <|tool|> ["))
-    with pytest.raises(HttpError, match="in a form that is known"):
+    with pytest.raises(HttpError, match="no known syntax of tool calls"):
         find_call_form(model, request_of())
     assert find_call_form(model, request_of(tool_choice="required")).syntax.opener
 

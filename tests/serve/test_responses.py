@@ -262,7 +262,7 @@ def test_calls_and_their_outputs_are_messages_of_the_chat() -> None:
         ("a", "sunny"),
         ("b", "rainy"),
     ]
-    assert [tool.plain["function"] for tool in request.tools] == [function]
+    assert [tool.for_template["function"] for tool in request.tools] == [function]
     assert (request.tool_choice.name, request.parallel_tool_calls) == ("weather", False)
 
 

@@ -1,4 +1,4 @@
-"""The syntax in which a chat template writes calls of tools, seen in what it renders.
+"""The syntax in which a chat template writes tool calls, seen in what it renders.
 
 A probe conversation that ends with calls is rendered beside one that ends with a text. What differs
 is the syntax: before the name, between name and arguments, between calls, and after the last one.
@@ -50,7 +50,7 @@ class CallSyntax(NamedTuple):
 # The call of a model whose template has no syntax that is known.
 PLAIN = CallSyntax('{"name": "', '", "arguments": ', "", "}", rendered=False)
 # Templates that ask for calls but do not write them: what they say -> the syntax.
-_ASKED = {
+_SYNTAX_BY_INSTRUCTION = {
     r"<\|tool_call\|> followed by a JSON list": CallSyntax(
         '<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]", rendered=False
     ),
@@ -85,7 +85,7 @@ def find_call_syntax(render: Render, source: str) -> CallSyntax | None:
             found = _probe(render, tools, n, before, after)
             if found is not None:
                 return found
-        for pattern, syntax in _ASKED.items():
+        for pattern, syntax in _SYNTAX_BY_INSTRUCTION.items():
             if re.search(pattern, source):
                 return syntax
     return None

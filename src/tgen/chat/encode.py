@@ -89,7 +89,7 @@ class ChatFormat:
 
     @cached_property
     def call_syntax(self) -> CallSyntax | None:
-        """The syntax of calls of tools; None if tgen does not know the template's.
+        """The syntax of tool calls; None if tgen does not know the template's.
 
         Raises ModelError if the template uses too much time or memory.
         """

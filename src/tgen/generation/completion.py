@@ -94,7 +94,7 @@ def _split(text: bytes) -> list[bytes]:
     return [bytes([byte]) for byte in text]
 
 
-class Closing:
+class CompletionGuard:
     """Keeps one text completable within its token limit."""
 
     def __init__(self, completer: Completer, growth: int, end: int | None) -> None:

@@ -29,7 +29,7 @@ except ImportError:
         "pip install llguidance",
     ) from None
 
-from tgen.generation.completion import Closing, Completer
+from tgen.generation.completion import Completer, CompletionGuard
 
 _NO_TEXT = "no text matches"
 # Below llguidance's own, 250,000: texts of one grammar share the states, of some 3 KB each.
@@ -92,13 +92,13 @@ class Matcher:
         ends: Sequence[int],
         kind: str,
         renew: Callable[[], LLMatcher],
-        closing: Closing | None = None,
+        guard: CompletionGuard | None = None,
     ) -> None:
         """`renew` returns a matcher of the same grammar without the states of other texts."""
         self._matcher, self._end, self._ends, self._kind = matcher, end, ends, kind
         self._renew: Callable[[], LLMatcher] | None = renew
         self._tokens: list[int] = []
-        self._closing = closing
+        self._guard = guard
 
     def allowed(self, size: int) -> NDArray[np.bool_]:
         """Return a mask (size,) of allowed tokens, with end tokens if the text is complete."""
@@ -121,15 +121,15 @@ class Matcher:
             self._matcher.consume_token(token)
             self._renew_if_starved()
             _check(self._matcher, self._kind)
-            if self._closing is not None:
-                self._closing.accept(token)
+            if self._guard is not None:
+                self._guard.accept(token)
 
     def choose(self, token: int, logits: Logits, n_left: int) -> int:
         """Return an allowed token, or instead the next one of a completion if the text could not
         be completed with `n_left` tokens after it. Tokens with logits of -inf are not chosen."""
-        if self._closing is None or token in self._ends:
+        if self._guard is None or token in self._ends:
             return token
-        return self._closing.choose(self._matcher, token, logits, n_left)
+        return self._guard.choose(self._matcher, token, logits, n_left)
 
     def _renew_if_starved(self) -> bool:
         """Replace the matcher if the texts of its grammar have used up the states, since a text
@@ -226,10 +226,10 @@ class Grammars:
         if matcher is None:
             matcher, longest = self.compile(*key)
             compiled.longest, compiled.matcher = longest, matcher  # other threads read both
-        closing = None
+        guard = None
         if kind == "json_schema" or longest:
-            closing = Closing(self._completer, longest, next(iter(self._ends), None))
-        return Matcher(matcher.deep_copy(), self._end, self._ends, kind, renew, closing)
+            guard = CompletionGuard(self._completer, longest, next(iter(self._ends), None))
+        return Matcher(matcher.deep_copy(), self._end, self._ends, kind, renew, guard)
 
     def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> tuple[LLMatcher, int]:
         """Return what a `_Compiled` of this kind of constraint has; raises UsageError as

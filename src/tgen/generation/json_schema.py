@@ -237,13 +237,13 @@ class _Translator:
                 continue
             for mine, other in ((i, j), (j, i)):
                 try:
-                    opposite = negate(schemas[other], f"{path}[{other}]", self._resolve)
+                    negation = negate(schemas[other], f"{path}[{other}]", self._resolve)
                     self.lacks_texts = True
                 except SchemaError:
                     message = f"alternatives {i} and {j} may match the same value"
                     hint = "use anyOf, or require a property with another const in each"
                     raise SchemaError(path, message, hint) from None
-                without = self._alternatives(opposite, path)
+                without = self._alternatives(negation, path)
                 whole = self._product(options[mine], without, path)
                 options[mine] = [c for one in whole for c in self._replace(one, ())]
         return options

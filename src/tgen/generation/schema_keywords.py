@@ -46,10 +46,10 @@ _WITHOUT = {  # keyword -> what can be done without it
     "not": LIST_VALUES,
 }
 _MAX_PREFIX = 81  # of strings in `not`; llguidance's regular expressions nest up to 250 deep
-_MAX_DEPTH = 3  # of schemas in a schema whose opposite is formed
+_MAX_DEPTH = 3  # of schemas in a schema whose negation is formed
 LOWEST = -9e18
 FAR = 9e18  # llguidance overflows near 2^63
-_OPPOSITES = {  # keyword -> type, keyword and difference of its opposite
+_NEGATIONS = {  # keyword -> type, keyword and difference of its negation
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
     "exclusiveMinimum": ("number", "maximum", 0),
@@ -250,13 +250,13 @@ def negate(schema: Any, path: str, resolve: Resolver, depth: int = 0) -> Any:
     if isinstance(schema, bool):
         return not schema
     if depth > _MAX_DEPTH:
-        raise SchemaError(path, "the opposite is too complex", _WITHOUT["not"])
+        raise SchemaError(path, "the negation is too complex", _WITHOUT["not"])
     options: list[Any] = []
     refused = None
     for key, given in schema.items() if isinstance(schema, dict) else ():
         value = _check(key, given, path)
         try:
-            options.extend(_opposites(key, value, schema, path, resolve, depth))
+            options.extend(_negations(key, value, schema, path, resolve, depth))
         except SchemaError as error:
             refused = error
     if refused and not options:
@@ -264,7 +264,7 @@ def negate(schema: Any, path: str, resolve: Resolver, depth: int = 0) -> Any:
     return {"anyOf": options}
 
 
-def _opposites(
+def _negations(
     key: str, value: Any, schema: dict[str, Any], path: str, resolve: Resolver, depth: int
 ) -> Iterator[Any]:
     """Yield schemas of values that a keyword does not allow."""
@@ -282,10 +282,10 @@ def _opposites(
             if one not in (True, {}):
                 other = negate(one, f"{where}.{name}", resolve, depth + 1)
                 yield {"type": "object", "required": [name], "properties": {name: other}}
-    elif key in _OPPOSITES and not isinstance(value, bool):
-        kind, opposite, difference = _OPPOSITES[key]
+    elif key in _NEGATIONS and not isinstance(value, bool):
+        kind, negation, difference = _NEGATIONS[key]
         if value + difference >= 0 or kind == "number":
-            yield {"type": kind, opposite: value + difference}
+            yield {"type": kind, negation: value + difference}
     elif key == "not":
         yield value
     elif key in ("anyOf", "oneOf"):
@@ -295,7 +295,7 @@ def _opposites(
     elif key == "$ref":
         yield negate(resolve(schema, path), path, resolve, depth + 1)
     elif key in PLAIN or key in _OBJECTS or key in ("if", "contains", *_WITHOUT):
-        raise SchemaError(path, f"the opposite of {key} is not supported", _WITHOUT["not"])
+        raise SchemaError(path, f"the negation of {key} is not supported", _WITHOUT["not"])
 
 
 def _other_values(values: list[Any]) -> Iterator[Any]:

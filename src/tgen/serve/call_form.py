@@ -14,7 +14,7 @@ from tgen.chat.call_syntax import PLAIN, CallSyntax
 from tgen.errors import TgenError
 from tgen.serve.http_error import bad_request
 from tgen.serve.text_request import ChatRequest
-from tgen.serve.tool_fields import Choice, Tool
+from tgen.serve.tool_fields import Tool, ToolChoice
 
 _MAX_CALLS = 16  # per text
 # One space after colons and commas, none elsewhere: white space could repeat endlessly.
@@ -29,7 +29,7 @@ class CallForm:
     tools: Mapping[int, Tool]  # that can be called, by their position in the request
     syntax: CallSyntax
     controls: Mapping[str, int]  # the syntax's control tokens, whose bytes are no text
-    choice: Choice
+    choice: ToolChoice
     parallel: bool
     text_schema: Mapping[str, Any] | None  # of a text without calls
 
@@ -136,7 +136,7 @@ def plan_calls(
     choice, text_schema = request.tool_choice, request.sampling.get("json_schema")
     if choice.mode == "auto" and (syntax is None or _starts_late(syntax, added_tokens)):
         raise bad_request(
-            "tools: the model's chat template has no calls of tools in a form that is known, so "
+            "tools: the model's chat template has no known syntax of tool calls, so "
             'tool_choice cannot be "auto"; use "required" or a function',
             "tool_choice",
             "unsupported_parameter",

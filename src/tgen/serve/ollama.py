@@ -71,7 +71,7 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     Raises HttpError.
     """
     request = validate(_GenerateBody, _load(body))
-    (values, names), form = _common(request), OllamaForm(request.model, chat=False)
+    (values, names), form = _shared_fields(request), OllamaForm(request.model, chat=False)
     if request.raw:
         values["prompt"] = request.prompt
         return to_request(values, CompletionRequest, model, names), form
@@ -84,7 +84,7 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
 def read_chat(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     """Return the request of a body of /api/chat, and the form of its answer; raises HttpError."""
     request = validate(_ChatBody, _load(body))
-    values, names = _common(request)
+    values, names = _shared_fields(request)
     values["messages"] = _to_messages(request.messages)
     if request.tools:
         values["tools"] = request.tools
@@ -99,7 +99,7 @@ def _load(body: bytes) -> dict[str, Any]:
     return values
 
 
-def _common(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
+def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the fields of OpenAI's API that both endpoints need, and Ollama's names of them."""
     options = request.options or {}
     for name in options.keys() & _NO_OPTIONS:
@@ -173,7 +173,7 @@ class OllamaForm:
         return pieces
 
     def end(self, job: Job) -> bytes:
-        """Return the last line: calls of tools, counts and durations."""
+        """Return the last line: tool calls, counts and durations."""
         return dump_json(self._line("", done=True) | self._summary(job)) + b"\n"
 
     def error(self, error: HttpError) -> bytes:

@@ -23,7 +23,7 @@ from tgen.serve.json_body import (
     validate,
 )
 from tgen.serve.sampling_fields import SamplingFields, rename_aliases
-from tgen.serve.tool_fields import Call, Choice, ChoiceField, ToolsField
+from tgen.serve.tool_fields import ToolCall, ToolChoice, ToolChoiceField, ToolsField
 
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 # Fields that have no influence on the text.
@@ -83,17 +83,17 @@ class _Message(JsonObject):
 
     role: Annotated[Unicode, Field(min_length=1)]
     content: Annotated[list[_TextPart], _ITEMS, BeforeValidator(partial(list_parts, kind="text"))]
-    tool_calls: list[Call] = Field(default_factory=list, fail_fast=True)
+    tool_calls: list[ToolCall] = Field(default_factory=list, fail_fast=True)
     tool_call_id: Unicode | None = None
     name: Any = None  # templates use that of a tool only
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The message for the chat template."""
         role = "system" if self.role == "developer" else self.role
         plain: dict[str, Any] = {"role": role, "content": "".join(p.text for p in self.content)}
         if self.tool_calls:
-            plain["tool_calls"] = [call.plain for call in self.tool_calls]
+            plain["tool_calls"] = [call.for_template for call in self.tool_calls]
         if self.role == "tool" and self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
         return plain
@@ -201,7 +201,7 @@ class ChatRequest(_TextRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: ToolsField = Field(default_factory=list)
-    tool_choice: ChoiceField = Choice("auto")
+    tool_choice: ToolChoiceField = ToolChoice("auto")
     parallel_tool_calls: bool = True
     # As in vLLM; by default, a last message of the assistant is continued.
     add_generation_prompt: bool | None = None
@@ -240,7 +240,7 @@ class ChatRequest(_TextRequest):
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """The messages for the chat template; a result has the name of its function."""
-        plain = [message.plain for message in self.messages]
+        plain = [message.for_template for message in self.messages]
         names = {call.id: call.function.name for m in self.messages for call in m.tool_calls}
         for message in plain:
             if message.get("tool_call_id") in names:
@@ -255,7 +255,7 @@ class ChatRequest(_TextRequest):
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools for the chat template."""
-        return [tool.plain for tool in self.tools] if self.calls_tools else None
+        return [tool.for_template for tool in self.tools] if self.calls_tools else None
 
     @property
     def constraint(self) -> str | None:

@@ -38,7 +38,7 @@ class Tool(JsonObject):
     function: _Function
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The tool for the chat template, in the usual order."""
         function = self.function
         described = {"description": function.description} if function.description else {}
@@ -49,7 +49,7 @@ class Tool(JsonObject):
     @property
     def arguments_schema(self) -> dict[str, Any]:
         """The schema of the arguments; an empty list of properties allows none."""
-        schema: dict[str, Any] = self.plain["function"]["parameters"]
+        schema: dict[str, Any] = self.for_template["function"]["parameters"]
         closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
         return closed | schema
 
@@ -59,14 +59,14 @@ class _CalledFunction(JsonObject):
     arguments: Any  # JSON in a string, or an object
 
 
-class Call(JsonObject):
+class ToolCall(JsonObject):
     """A call in an earlier message."""
 
     id: Unicode = ""
     function: _CalledFunction
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The call for the chat template, with arguments as an object if they are one."""
         arguments = self.function.arguments
         try:
@@ -77,24 +77,24 @@ class Call(JsonObject):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class Choice(NamedTuple):
+class ToolChoice(NamedTuple):
     """Whether the model may call, must call, or must call one function."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None
 
 
-def _check_choice(value: Any) -> Choice:
+def _check_choice(value: Any) -> ToolChoice:
     if value in ("none", "auto", "required"):
-        return Choice(value)
+        return ToolChoice(value)
     try:
         if value["type"] == "function" and isinstance(value["function"]["name"], str):
-            return Choice("required", value["function"]["name"])
+            return ToolChoice("required", value["function"]["name"])
     except (KeyError, TypeError):
         pass
     example = '{"type": "function", "function": {"name": ...}}'
     raise ValueError(f"none, auto, required, or a function such as {example}")
 
 
-ChoiceField = Annotated[Choice, PlainValidator(_check_choice)]
+ToolChoiceField = Annotated[ToolChoice, PlainValidator(_check_choice)]
 ToolsField = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]  # as in OpenAI's API

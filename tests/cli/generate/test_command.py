@@ -93,7 +93,7 @@ def test_schemas_and_grammars_may_be_given_as_text(generate, tmp_path):
     for grammar in ('root ::= "y" b\nb ::= "z"', 'start: "y" B\nB: "z"', 'start: "yz"'):
         assert generate("-p", "a", "-q", "--grammar", grammar)[:2] == (0, "yz")
     assert (
-        "--json-schema: not: the opposite"
+        "--json-schema: not: the negation"
         in generate("-p", "a", "--json-schema", '{"not": {"pattern": ""}}')[2]
     )
     assert (
