@@ -27,9 +27,10 @@ _IGNORED = {
     *("use_mlock", "low_vram", "vocab_only"),
 }
 # Fields of OpenAI's API that are beside Ollama's options, or have other names.
-_NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields, "n_predict"} - {
+_NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
     *SamplingFields.model_fields
 }
+_NO_OPTIONS |= {"max_completion_tokens", "n_predict"}
 
 
 class _Message(JsonObject):

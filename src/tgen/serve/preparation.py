@@ -176,12 +176,11 @@ def _count(
     model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int, *, strict: bool
 ) -> int:
     """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
-    length, field = model.engine.context_length, request.limit_field
-    requested: int | None = getattr(request, field)
+    length, requested = model.engine.context_length, request.max_tokens
     if strict and requested is not None and requested > max_tokens:
-        message = f"{field}: invalid value {requested}, expected at most {max_tokens:,}"
+        message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
         code = "context_length_exceeded" if requested > length else None
-        raise bad_request(message, field, code)
+        raise bad_request(message, "max_tokens", code)
     default = max_tokens if request.chat or requested == -1 else _COMPLETION_TOKENS
     count = default if requested is None or requested < 0 else requested
     room = length + 1 - n_prompt  # a full context still predicts one more token

@@ -37,7 +37,6 @@ _IGNORED = {
 # Fields of a chat -> their names here.
 _NAMES = {
     "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
@@ -121,7 +120,7 @@ def read(body: bytes, model: str) -> tuple[ChatRequest, "ResponsesForm"]:
     messages, names = _to_messages(request)
     chat |= {"model": request.model or model, "messages": messages}
     if request.max_output_tokens is not None:
-        chat["max_completion_tokens"] = request.max_output_tokens
+        chat["max_tokens"] = request.max_output_tokens
     if request.stream:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     if request.text.format.type != "text":

@@ -51,6 +51,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _UNSUPPORTED = {"audio": "text, no audio", "function_call": "tool_calls, not function_call"}
 # Options of SamplingConfig that cannot be combined with the grammar of calls.
 _AGAINST_TOOLS = {"stop", "until_newline", "require", "regex", "choices", "grammar"}
+_NEWER_LIMIT = "max_completion_tokens"  # of a chat, before max_tokens
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 
 
@@ -124,6 +125,7 @@ class _StreamOptions(JsonObject):
 class _TextRequest(SamplingFields):
     """The fields that both endpoints have."""
 
+    chat: ClassVar[bool]
     model: str
     n: _Choices = 1  # texts per prompt
     max_tokens: _Count | None = None
@@ -133,14 +135,29 @@ class _TextRequest(SamplingFields):
     _sent_names: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
-    def limit_field(self) -> str:
-        """The field that limits the new tokens of a text."""
-        return "max_tokens"
+    def calls_tools(self) -> bool:
+        """Whether the answer may call tools."""
+        return False
+
+    @property
+    def per_prompt(self) -> int:
+        """Number of texts to generate per prompt, of which the answer has the `n` best."""
+        return self.n
+
+    @property
+    def n_texts(self) -> int:
+        """Number of texts to generate over all prompts."""
+        return self.per_prompt
+
+    @property
+    def n_top_of_prompt(self) -> int | None:
+        """Number of top tokens in the answer per token of the prompt; None without logprobs."""
+        return None
 
     @property
     def names(self) -> dict[str, str]:
         """The client's names of fields, and of the options of SamplingConfig that they set."""
-        options = {"max_new_tokens": self.limit_field} | super().names
+        options = {"max_new_tokens": "max_tokens"} | super().names
         sent = self._sent_names
         return sent | {option: sent.get(field, field) for option, field in options.items()}
 
@@ -155,7 +172,6 @@ class CompletionRequest(_TextRequest):
     """The body of /v1/completions."""
 
     chat: ClassVar[bool] = False
-    calls_tools: ClassVar[bool] = False
     prompt: Annotated[list[str | list[int]], PlainValidator(_check_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool = False
@@ -172,12 +188,12 @@ class CompletionRequest(_TextRequest):
 
     @property
     def per_prompt(self) -> int:
-        """Number of texts to generate per prompt, of which the answer has the `n` best."""
+        """As in all requests."""
         return self.best_of or self.n
 
     @property
     def n_texts(self) -> int:
-        """Number of texts to generate over all prompts."""
+        """As in all requests."""
         return self.per_prompt * len(self.prompt)
 
     @property
@@ -187,7 +203,7 @@ class CompletionRequest(_TextRequest):
 
     @property
     def n_top_of_prompt(self) -> int | None:
-        """The same number for the tokens of the prompt; None without their logprobs."""
+        """As in all requests."""
         return self.logprobs if self.echo else None
 
 
@@ -197,7 +213,6 @@ class ChatRequest(_TextRequest):
     chat: ClassVar[bool] = True
     needs_template: ClassVar[bool] = True  # else one message can be the prompt
     messages: Annotated[list[_Message], _ITEMS]
-    max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: ToolsField = Field(default_factory=list)
@@ -233,11 +248,6 @@ class ChatRequest(_TextRequest):
         return self
 
     @property
-    def limit_field(self) -> str:
-        """As in CompletionRequest."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
     def conversation(self) -> list[dict[str, Any]]:
         """The messages for the chat template; a result has the name of its function."""
         plain = [message.for_template for message in self.messages]
@@ -249,7 +259,7 @@ class ChatRequest(_TextRequest):
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the answer may call tools."""
+        """As in all requests."""
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
@@ -264,7 +274,7 @@ class ChatRequest(_TextRequest):
 
     @property
     def names(self) -> dict[str, str]:
-        """As in CompletionRequest; calls are constrained by a grammar or a schema."""
+        """As in all requests; calls are constrained by a grammar or a schema."""
         calls = {"grammar": "tools", "json_schema": "tools"} if self.calls_tools else {}
         return super().names | calls
 
@@ -281,24 +291,9 @@ class ChatRequest(_TextRequest):
         return not self.is_continued and self.add_generation_prompt is not False
 
     @property
-    def per_prompt(self) -> int:
-        """As in CompletionRequest."""
-        return self.n
-
-    @property
-    def n_texts(self) -> int:
-        """Number of texts."""
-        return self.n
-
-    @property
     def n_top(self) -> int | None:
         """As in CompletionRequest."""
         return self.top_logprobs if self.logprobs else None
-
-    @property
-    def n_top_of_prompt(self) -> int | None:
-        """As in CompletionRequest."""
-        return None
 
 
 TextRequest = CompletionRequest | ChatRequest
@@ -329,6 +324,9 @@ def to_request(
     try:
         for name, alias in rename_aliases(given).items():
             sent[name] = sent.get(alias, alias)
+        if kind.chat and _NEWER_LIMIT in given:
+            given["max_tokens"] = given.pop(_NEWER_LIMIT)
+            sent["max_tokens"] = sent.get(_NEWER_LIMIT, _NEWER_LIMIT)
         _drop_without_effect(given, kind)
         request = validate(kind, {"model": model} | given)
     except HttpError as error:
