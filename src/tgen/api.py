@@ -48,7 +48,7 @@ from tgen.errors import TgenError, UsageError
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import Decoding, LoadedModel, open_model
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.reports.generation import Text, TextDetails, Token
 from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
@@ -425,7 +425,7 @@ class Model:
         if ablate is not None:
             check_choice("ablate", ablate, AblationKind)
         require(isinstance(tail, bool), "tail", repr(tail), "True or False")
-        bundle = merging.reload(self._loaded.bundle)
+        bundle = model_with_adapter.reload(self._loaded.bundle)
         inspector = Inspector(bundle, raw(text), tail=tail)
         page = attention_page(inspector, layer=layer, head=head, measure=measure, ablate=ablate)
         return AttentionPage(bundle.path.name, page)
@@ -457,7 +457,7 @@ class Model:
         """
         if kind not in ("numpy", "torch"):
             raise UsageError(f"unknown kind of weights {kind!r}", "choose numpy or torch")
-        arrays = merging.reload(self._loaded.bundle).arrays
+        arrays = model_with_adapter.reload(self._loaded.bundle).arrays
         wide = {name: to_float32(array) for name, array in arrays.items()}
         stored = {
             full_name(self.config, name): array

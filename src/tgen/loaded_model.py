@@ -38,7 +38,7 @@ from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.sequence import Request, check_request
 from tgen.generation.vocabulary import Vocabulary
-from tgen.lora.merging import load as load_bundle
+from tgen.lora.model_with_adapter import load as load_bundle
 from tgen.reports.generation import Token
 from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 

@@ -23,7 +23,7 @@ from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.cli import streams
 from tgen.cli.app import run
 from tgen.errors import ModelError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.storage import files
 from tgen.tokenizer import END_OF_TEXT, PAD, Tokenizer
@@ -61,7 +61,7 @@ def test_transformers_loads_every_dtype_and_shards(kind, size, model, caplog):
     assert not any(info.values())
     assert not caplog.records
     assert theirs.dtype == TORCH[kind]
-    bundle = merging.load(out)
+    bundle = model_with_adapter.load(out)
     ours = Transformer.from_arrays(bundle.config, bundle.arrays)
     tokens = torch.arange(40)[None]
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_gguf_file_is_exported_to_a_directory(model):
     first = model.parent / "m.gguf"
     assert run(["export", str(model), "--to", "gguf", "--out", str(first), "-q"]) == 0
     out = run_export(first, "--to", "transformers")
-    expected, actual = merging.load(model), merging.load(out)
+    expected, actual = model_with_adapter.load(model), model_with_adapter.load(out)
     assert actual.config == expected.config
     assert all(np.array_equal(actual.arrays[n], a) for n, a in expected.arrays.items())
     text = "What is naïve 🦋? 123".encode()
@@ -167,7 +167,7 @@ def test_every_quantized_type_is_written_and_read(kind, model, capsys):
     others = {"q8_0": "", "q6_k": "15 q8_0"}.get(kind, f"14 {kind}, 1 q8_0")
     message = f"types of the matrices, as llama.cpp chooses: {others}"
     assert (message in capsys.readouterr().err) is (kind != "q8_0")
-    expected, actual = merging.load(model), merging.load(out)
+    expected, actual = model_with_adapter.load(model), model_with_adapter.load(out)
     assert actual.quantized
     name = "blocks.0.feed_forward.up_proj.weight"
     error = np.abs(np.asarray(actual.arrays[name]) - expected.arrays[name]).max()
@@ -190,7 +190,7 @@ def test_difference_to_llama_cpp_is_a_warning(tmp_path, capsys):
     assert run(["export", str(tmp_path / "model"), "--to", "gguf", "--out", out]) == 0
     assert "warning: llama.cpp puts one more space before a text" in capsys.readouterr().err
     text = "What is naïve?".encode()
-    assert merging.load(Path(out)).tokenizer.encode(text) == tokenizer.encode(text)
+    assert model_with_adapter.load(Path(out)).tokenizer.encode(text) == tokenizer.encode(text)
 
 
 def test_head_and_config_agree_in_an_export(tokenizer, tmp_path):
@@ -201,7 +201,7 @@ def test_head_and_config_agree_in_an_export(tokenizer, tmp_path):
     (path / "config.json").write_text(json.dumps(config))
     out = run_export(path, "--to", "transformers")
     assert json.loads((out / "config.json").read_bytes())["tie_word_embeddings"] is False
-    assert not merging.load(out).warnings
+    assert not model_with_adapter.load(out).warnings
 
 
 def test_special_tokens_of_a_gguf_file_are_kept(tokenizer, tmp_path):
@@ -275,7 +275,7 @@ def test_existing_model_is_replaced_only_with_overwrite(model, capsys):
         assert run(arguments) == 2
         assert "already contains a model" in capsys.readouterr().err
         assert run([*arguments, "--type", "f16", "--overwrite"]) == 0
-        arrays = merging.load(model.parent / f"out.{to}").arrays
+        arrays = model_with_adapter.load(model.parent / f"out.{to}").arrays
         assert arrays["token_embedding.weight"].dtype == np.float16
     assert not list(model.parent.glob(files.TEMPORARY + "*"))
 
@@ -290,7 +290,7 @@ def test_failed_export_keeps_the_old_files(to, name, model, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, name, fail)
-    bundle, fractions = merging.load(model), []
+    bundle, fractions = model_with_adapter.load(model), []
     write = {
         "gguf": partial(export.export_gguf, name="m", stored="f16"),
         "transformers": partial(export.export_transformers, stored="f16", max_shard_bytes=20_000),
@@ -332,8 +332,8 @@ def test_float64_weights_are_written_as_float32(model):
     path = model / "model.safetensors"
     wide = {name: array.astype(np.float64) for name, array in load_file(path).items()}
     path.write_bytes(save(wide, metadata={"format": "pt"}))
-    before = merging.load(model).arrays
-    again = merging.load(run_export(model, "--to", "gguf")).arrays
+    before = model_with_adapter.load(model).arrays
+    again = model_with_adapter.load(run_export(model, "--to", "gguf")).arrays
     assert all(np.array_equal(before[name], again[name]) for name in before)
 
 
@@ -342,7 +342,7 @@ def test_invalid_special_token_ids_are_ignored(model, tokens):
     for name in ("config.json", "generation_config.json"):
         json_config = json.loads((model / name).read_bytes()) | tokens
         (model / name).write_text(json.dumps(json_config))
-    assert merging.load(model).end_ids == {0}
+    assert model_with_adapter.load(model).end_ids == {0}
     fields = header.read_header(run_export(model, "--to", "gguf")).fields
     assert fields["tokenizer.ggml.bos_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 0
 

@@ -21,7 +21,7 @@ from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli.app import run
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer, train_char
@@ -504,7 +504,7 @@ def test_training_that_never_began_is_named(tmp_path):
 def test_an_adapter_is_not_its_own_base(trained, tmp_path):
     path = save_adapter(tmp_path / "kb", trained)
     with pytest.raises(ModelError, match=r"it has no config\.json") as error:
-        merging.load(path, adapter=path)
+        model_with_adapter.load(path, adapter=path)
     assert error.value.hint == "this is an adapter: name its base with --model, or remove --adapter"
 
 

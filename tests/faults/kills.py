@@ -19,7 +19,7 @@ import tiny
 from calls import CallCounter, Killer, intercept_calls
 from tgen.checkpoint import model_files
 from tgen.checkpoint.stored_models import ADAPTER_WEIGHTS, is_adapter
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.reports.training import RollbackReport
 from tgen.runs import RunRequest
 
@@ -123,7 +123,7 @@ class Scenario:
         if saved.progress["step"] < self.rollbacks.get(newest, newest):
             return f"lost: state {saved.progress['step']}, {newest} was reported"
         if n_best:
-            merging.load(out)
+            model_with_adapter.load(out)
             if tiny.digest(_weights(out)) not in self.best[n_best - 1 :]:
                 return f"lost: best weights number {n_best}"
         return ""

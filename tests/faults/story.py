@@ -16,7 +16,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.reports.training import RollbackReport
 from tgen.runs import log as run_log
 from tgen.runs import saved_state
@@ -68,7 +68,7 @@ def load_model(path: Path) -> model_dir.ModelBundle:
     content = frozenset((p.name, p.read_bytes() if p.is_file() else b"") for p in files_of)
     if content not in _loaded:
         try:
-            _loaded[content] = merging.load(path)
+            _loaded[content] = model_with_adapter.load(path)
         except TgenError as error:
             _loaded[content] = error
     if isinstance(result := _loaded[content], TgenError):

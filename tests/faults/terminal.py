@@ -21,7 +21,7 @@ import command
 import tiny
 from command import ForkedCommand
 from signals import OPTIONS
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.runs import log
 
 Command = Callable[..., ForkedCommand]
@@ -65,7 +65,7 @@ def run_case(case: Callable[[Command], tuple[int, ForkedCommand]], folder: Path)
         problems.append("no error is printed")
     if b"Traceback" in output or b"Exception" in output:
         problems.append("a traceback is printed")
-    merging.load(out)
+    model_with_adapter.load(out)
     last = log.read(out)[-1]
     if not last.get("finished"):
         problems.append(f"the run ended with {last}")

@@ -15,7 +15,7 @@ from support.transformers_models import make_theirs
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tgen.errors import ModelError
-from tgen.lora import adapter, merging
+from tgen.lora import adapter, model_with_adapter
 from tgen.lora.layout import Pair, adapter_layout, new_shapes
 from tgen.model.transformer import Transformer
 
@@ -65,7 +65,7 @@ def save_theirs(variant, tokenizer, folder, **settings):
 
 
 def our_logits(path, **values):
-    bundle = merging.load(path, **values)
+    bundle = model_with_adapter.load(path, **values)
     with torch.no_grad():
         return Transformer.from_arrays(bundle.config, bundle.arrays)(IDS)
 
@@ -115,7 +115,7 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
         pairs[name] = Pair(a, b, scale)
     base = str((folder / "base").resolve())
     digest = adapter.base_digest(arrays)
-    merging.save(
+    model_with_adapter.save(
         folder / "adapter",
         model.config,
         tokenizer,
@@ -163,7 +163,7 @@ def test_ranks_and_scales_survive_writing(tokenizer, tmp_path):
     name = "model.layers.1.mlp.up_proj"
     pair = pairs[name]
     pairs[name] = Pair(pair.a[:2], pair.b[:, :2], 3.0)
-    config = merging.load(tmp_path / "base").config
+    config = model_with_adapter.load(tmp_path / "base").config
     files = adapter.build_files(config, pairs, base="b", digest="d", alpha=32.0)
     for file, content in files.items():
         whole = content if isinstance(content, bytes) else b"".join(content)
@@ -183,7 +183,7 @@ def test_base_is_found_by_name_and_beside_the_adapter(tokenizer, tmp_path, monke
     assert torch.equal(our_logits(tmp_path / "adapter"), logits)
     (tmp_path / "base").rename(tmp_path / "moved")
     with pytest.raises(ModelError, match=r"'/gone/base' of the adapter .* does not exist"):
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
     path.write_text(json.dumps(values | {"base_model_name_or_path": "named"}))
     (tmp_path / "models").mkdir()
     (tmp_path / "moved").rename(tmp_path / "models" / "named")
@@ -199,7 +199,7 @@ def test_another_base_is_refused_with_both_names(tokenizer, tmp_path):
     other = make_model("llama", vocab_size=tokenizer.vocab_size, seed=5)
     model_dir.save(tmp_path / "other", other.config, tokenizer, other.to_arrays())
     with pytest.raises(ModelError, match=r"trained on '.*base', not on '.*other'"):
-        merging.load(tmp_path / "other", adapter=tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
 def test_base_of_another_shape_is_refused_with_both_names(tokenizer, tmp_path):
@@ -208,7 +208,7 @@ def test_base_of_another_shape_is_refused_with_both_names(tokenizer, tmp_path):
     model_dir.save(tmp_path / "other", other.config, tokenizer, other.to_arrays())
     words = r"trained on '.*base', not on '.*other': .*lora_A has shape .* \(expected "
     with pytest.raises(ModelError, match=words):
-        merging.load(tmp_path / "other", adapter=tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "other", adapter=tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("values", [{"seed": 5}, {"d_model": 128}])
@@ -219,10 +219,10 @@ def test_changed_base_is_not_called_another_one(tokenizer, tmp_path, values, mon
     monkeypatch.chdir(tmp_path)
     words = "the base model '.*base' has changed since the adapter '.*adapter' was trained: "
     with pytest.raises(ModelError, match=words) as error:
-        merging.load(tmp_path / "base", adapter=tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "base", adapter=tmp_path / "adapter")
     assert error.value.hint == "restore the base model, or train the adapter again"
     with pytest.raises(ModelError, match=words):
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
 
 
 def test_digest_does_not_depend_on_the_file(tokenizer):
@@ -239,9 +239,11 @@ def test_digest_does_not_depend_on_the_file(tokenizer):
 
 def test_pefts_adapter_of_another_name_is_a_warning(tokenizer, tmp_path):
     save_theirs("llama", tokenizer, tmp_path)
-    assert merging.load(tmp_path / "adapter").warnings == ()
+    assert model_with_adapter.load(tmp_path / "adapter").warnings == ()
     (tmp_path / "base").rename(tmp_path / "renamed")
-    (warning,) = merging.load(tmp_path / "renamed", adapter=tmp_path / "adapter").warnings
+    (warning,) = model_with_adapter.load(
+        tmp_path / "renamed", adapter=tmp_path / "adapter"
+    ).warnings
     assert "names the base" in warning
 
 
@@ -314,7 +316,7 @@ def test_configurations_that_change_the_result_are_refused(message, tokenizer, t
     make_ours(tmp_path, tokenizer)
     change_config(tmp_path, **BAD_CONFIGS[message])
     with pytest.raises(ModelError, match=message) as error:
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
     assert error.value.hint
 
 
@@ -323,7 +325,7 @@ def test_tensors_that_do_not_fit_are_refused(message, tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
     change_tensors(tmp_path, BAD_TENSORS[message])
     with pytest.raises(ModelError, match=message) as error:
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
     assert error.value.hint
 
 
@@ -333,16 +335,16 @@ def test_missing_and_foreign_files_are_refused(tokenizer, tmp_path):
     content = weights.read_bytes()
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ModelError, match="is a Git LFS pointer"):
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
     weights.unlink()
     (tmp_path / "adapter" / "adapter_model.bin").write_bytes(content)
     with pytest.raises(
         ModelError, match=r"adapter_model\.bin is not a file of torch\.save"
     ) as error:
-        merging.load(tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "adapter")
     assert error.value.hint == "download it again"
     with pytest.raises(ModelError, match="is not an adapter"):
-        merging.load(tmp_path / "base", adapter=tmp_path / "base")
+        model_with_adapter.load(tmp_path / "base", adapter=tmp_path / "base")
 
 
 def test_a_rank_larger_than_a_matrix_is_refused(tokenizer):
@@ -354,12 +356,12 @@ def test_a_rank_larger_than_a_matrix_is_refused(tokenizer):
 
 def test_digest_and_metadata_are_in_the_file(tokenizer, tmp_path):
     make_ours(tmp_path, tokenizer)
-    bundle = merging.load(tmp_path / "base")
+    bundle = model_with_adapter.load(tmp_path / "base")
     path = tmp_path / "adapter" / ADAPTER_WEIGHTS
     metadata = safetensors_file.read_metadata(path)
     assert metadata == {"format": "pt", "base_sha256": adapter.base_digest(bundle.arrays)}
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    merged = merging.load(tmp_path / "adapter")
+    merged = model_with_adapter.load(tmp_path / "adapter")
     assert model_dir.digest(merged) != model_dir.digest(bundle)
-    assert merging.reload(merged).stamp == merged.stamp
+    assert model_with_adapter.reload(merged).stamp == merged.stamp
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before

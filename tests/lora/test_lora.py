@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from support.models import make_model
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
 from tgen.lora import training
-from tgen.lora.adapter import merge
 from tgen.lora.layout import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
+from tgen.lora.merging import merge_pairs
 from tgen.lora.training import FrozenLinear, LowRankLinear, Rows, frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_changed_matrix():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapted_logits_are_those_of_the_merged_model(family):
     model, arrays, pairs = adapted(family)
-    merged = Transformer.from_arrays(model.config, merge(model.config, arrays, pairs))
+    merged = Transformer.from_arrays(model.config, merge_pairs(model.config, arrays, pairs))
     tokens = batch().tokens
     base = Transformer.from_arrays(model.config, arrays)
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_merging_keeps_other_matrices_and_the_original():
     model, arrays, pairs = adapted(narrow=True)
     name, pair = next(iter(pairs.items()))
     before = {key: array.copy() for key, array in arrays.items()}
-    merged = merge(model.config, arrays, {name: Pair(pair.a, pair.b, pair.scale)})
+    merged = merge_pairs(model.config, arrays, {name: Pair(pair.a, pair.b, pair.scale)})
     changed = [key for key in arrays if merged[key] is not arrays[key]]
     assert changed == ["blocks.0.attention.qkv_proj.weight"]
     assert all(np.array_equal(arrays[key], before[key]) for key in arrays)

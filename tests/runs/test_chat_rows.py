@@ -30,7 +30,7 @@ from tgen.checkpoint import export, safetensors_file
 from tgen.cli.app import run
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, ModelError, TrainingError, UsageError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.reports.training import DoneReport, MemorizationReport, SampleReport
 from tgen.runs import RunRequest, chat_rows, prepare
 
@@ -96,9 +96,9 @@ def test_written_model_is_its_source_but_for_weights_and_the_end_of_an_answer(
     for name in names - changed:
         assert (out / name).read_bytes() == (source / name).read_bytes(), name
     old, new = (json.loads((path / "generation_config.json").read_text()) for path in (source, out))
-    end = merging.load(out).tokenizer.added_tokens["<|im_end|>"]
+    end = model_with_adapter.load(out).tokenizer.added_tokens["<|im_end|>"]
     assert new == old | {"eos_token_id": [old["eos_token_id"], end]}
-    assert end in merging.load(out).end_ids
+    assert end in model_with_adapter.load(out).end_ids
     no_warnings.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = no_warnings.AutoTokenizer.from_pretrained(out)
     assert tokenizer.chat_template == CHATML
@@ -160,7 +160,7 @@ def test_another_template_replaces_that_of_the_model(model, tmp_path):
 
 
 def test_dtype_is_that_of_the_source(model, tmp_path):
-    bundle, source = merging.load(model(CHATML)), tmp_path / "half"
+    bundle, source = model_with_adapter.load(model(CHATML)), tmp_path / "half"
     export.export_transformers(
         bundle, source, stored="bf16", max_shard_bytes=1 << 30, progress=lambda _: None
     )
@@ -315,7 +315,7 @@ def test_loss_may_be_on_all_tokens(model, tmp_path):
 def test_continued_text_begins_where_the_tokenizer_says(model, tmp_path):
     source = model(CHATML)
     described = json.loads((source / "tokenizer.json").read_text())
-    begin = merging.load(source).tokenizer.added_tokens["<s>"]
+    begin = model_with_adapter.load(source).tokenizer.added_tokens["<s>"]
     described["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [
@@ -335,7 +335,7 @@ def test_continued_text_begins_where_the_tokenizer_says(model, tmp_path):
     )
     list(runs.start(request(tmp_path, source, str(tmp_path / "text.jsonl"), steps=2)))
     record, tokens = load_run(tmp_path / "tuned")
-    tokenizer = merging.load(tmp_path / "tuned").tokenizer
+    tokenizer = model_with_adapter.load(tmp_path / "tuned").tokenizer
     for ids in (tokens["train"], tokens["val"]):
         starts = np.flatnonzero(ids == begin)
         ends = np.flatnonzero(ids == tokenizer.end_of_text)
@@ -383,4 +383,4 @@ def test_continued_adapter_keeps_its_template(plain_model, tmp_path):
         texts = [(tmp_path / run / name).read_bytes() for run in ("first", "second")]
         assert texts[0] == texts[1], name
     end = load(plain_model, threads=1).tokenizer.added_tokens["<|im_end|>"]
-    assert end in merging.load(tmp_path / "second").end_ids
+    assert end in model_with_adapter.load(tmp_path / "second").end_ids

@@ -11,7 +11,7 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 from tgen.planning import budget
 from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
@@ -60,7 +60,7 @@ def test_plan_comes_before_the_general_text_and_names_it(tuning):
     done = reports[-1]
     assert isinstance(done, DoneReport)
     text = (tuning.out / "training" / "general.txt").read_bytes()
-    tokenizer = merging.load(tuning.out).tokenizer
+    tokenizer = model_with_adapter.load(tuning.out).tokenizer
     assert done.general_tokens == len(tokenizer.encode_corpus(text)[0])
 
 

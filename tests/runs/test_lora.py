@@ -18,7 +18,7 @@ from tgen.checkpoint.safetensors_file import read_arrays, read_header
 from tgen.cli import app
 from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
-from tgen.lora import adapter, merging
+from tgen.lora import adapter, model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.planning import budget
 from tgen.planning.costs import n_parameters
@@ -42,7 +42,7 @@ def base(tmp_path, tokenizer) -> Path:
     from tgen.checkpoint.export import export_transformers
 
     model_dir.save(tmp_path / "float32", model.config, tokenizer, model.to_arrays())
-    bundle = dataclasses.replace(merging.load(tmp_path / "float32"), arrays=arrays)
+    bundle = dataclasses.replace(model_with_adapter.load(tmp_path / "float32"), arrays=arrays)
     export_transformers(
         bundle, tmp_path / "base", stored="bf16", max_shard_bytes=1 << 30, progress=lambda _: None
     )
@@ -81,7 +81,7 @@ def test_run_trains_and_writes_the_adapter_alone(tmp_path, base):
     arrays = state_names(out)
     n_adapter = sum(a.size for name, a in arrays.items() if name.startswith("model/"))
     assert n_adapter == sum(pair.a.size + pair.b.size for pair in adapter.read(
-        out, merging.load(base).config).pairs.values())  # fmt: skip
+        out, model_with_adapter.load(base).config).pairs.values())  # fmt: skip
     assert all(".a" in name or ".b." in name for name in arrays)
     (plan,) = [r for r in reports if isinstance(r, PlanReport)]
     choices = {choice.name: choice for choice in plan.choices}
@@ -135,7 +135,7 @@ def test_resuming_finds_the_base_by_name_or_refuses(tmp_path, base, monkeypatch)
 
 def test_resuming_refuses_a_changed_base(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base), stopped=stop_after(3)))
-    bundle = merging.load(base)
+    bundle = model_with_adapter.load(base)
     arrays = {name: np.array(array) for name, array in bundle.arrays.items()}
     arrays["token_embedding.weight"][0, 0] ^= 1
     from tgen.checkpoint.hf import tensor_names
@@ -153,7 +153,10 @@ def test_all_weights_of_an_adapter_with_its_base_are_fine_tuned(tmp_path, base):
     run_request = lora_request(tmp_path, tmp_path / "tuned", "again", lora=None, steps=1)
     opened, _ = fine_tuning.open_base(run_request, config)
     assert opened.bundle
-    merged, plain = merging.load(tmp_path / "tuned").arrays, merging.load(base).arrays
+    merged, plain = (
+        model_with_adapter.load(tmp_path / "tuned").arrays,
+        model_with_adapter.load(base).arrays,
+    )
     for name, array in opened.bundle.arrays.items():
         assert np.array_equal(array, merged[name])
     assert any(not np.array_equal(merged[name], plain[name]) for name in plain)
@@ -165,7 +168,7 @@ def test_adapter_continues_in_a_new_run(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base, "first")))
     again = lora_request(tmp_path, None, "second", lora=None, overrides={"learning_rate": "1e-9"})
     list(runs.start(dataclasses.replace(again, adapter=tmp_path / "first")))
-    config = merging.load(base).config
+    config = model_with_adapter.load(base).config
     first, second = (adapter.read(tmp_path / n, config).pairs for n in ("first", "second"))
     for name, pair in first.items():
         assert np.allclose(pair.a, second[name].a, atol=1e-6)
@@ -175,7 +178,7 @@ def test_adapter_continues_in_a_new_run(tmp_path, base):
 
 def test_adapter_with_other_ranks_and_scales_continues(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base, "first")))
-    bundle = merging.load(base)
+    bundle = model_with_adapter.load(base)
     pairs = adapter.read(tmp_path / "first", bundle.config).pairs
     name = next(iter(pairs))
     pairs[name] = pairs[name]._replace(a=pairs[name].a[:1], b=pairs[name].b[:, :1], scale=5.0)
@@ -318,7 +321,9 @@ def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):
     with torch.no_grad():
         logits = [
             Transformer.from_arrays(bundle.config, bundle.arrays)(ids)
-            for bundle in map(merging.load, (tmp_path / "tuned", tmp_path / "merged", base))
+            for bundle in map(
+                model_with_adapter.load, (tmp_path / "tuned", tmp_path / "merged", base)
+            )
         ]
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
     assert not torch.allclose(logits[0], logits[2], atol=1e-2)
@@ -329,7 +334,7 @@ def test_estimate_for_ranks_is_that_of_the_adapter_and_the_plan(tmp_path, base, 
     one = lora_request(tmp_path, base, n_ranks=1)
     plan = runs.dry_run(dataclasses.replace(one, train=TrainConfig(minutes=5, lora=2)))
     assert plan.scaling is not None
-    frozen = merging.load(base).config
+    frozen = model_with_adapter.load(base).config
     assert plan.scaling.ranks[0].gradients < 4 * n_parameters(frozen) / 10
     steps = next(choice.value for choice in plan.choices if choice.name == "steps")
     assert steps == f"at most {plan.scaling.steps:,}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tgen.checkpoint import model_dir
-from tgen.lora import adapter, merging
+from tgen.lora import adapter, model_with_adapter
 from tgen.lora.layout import Pair, adapter_layout
 
 
@@ -23,7 +23,7 @@ def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path
         for name, part in parts.items()
     }
     inherited = model_dir.inherited_settings(bundle)
-    merging.save(
+    model_with_adapter.save(
         path,
         bundle.config,
         bundle.tokenizer,

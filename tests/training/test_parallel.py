@@ -14,7 +14,7 @@ from tgen import runs
 from tgen.checkpoint import safetensors_file
 from tgen.cli import app
 from tgen.errors import UsageError
-from tgen.lora import adapter, merging
+from tgen.lora import adapter, model_with_adapter
 from tgen.runs import ResumeRequest, RunRequest, log
 from tgen.runs.request import parse_overrides
 
@@ -97,7 +97,7 @@ def assert_same(out: Path, whole: Path) -> None:
         if name.endswith(".safetensors"):
             headers = [safetensors_file.read_header(folder / name) for folder in (out, whole)]
             assert headers[0] == headers[1]
-    assert merging.load(out).config == merging.load(whole).config
+    assert model_with_adapter.load(out).config == model_with_adapter.load(whole).config
 
 
 def resume_alone(out: Path) -> None:
@@ -218,7 +218,7 @@ def test_lora_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path)
     assert ours.keys() == theirs.keys()
     assert max(abs(ours[key] - theirs[key]) for key in ours) <= CLOSE
     assert names(two) == names(one)
-    config = merging.load(whole).config
+    config = model_with_adapter.load(whole).config
     pairs = [adapter.read(folder, config).pairs for folder in (one, two)]
     for name, pair in pairs[0].items():
         assert np.allclose(pair.b, pairs[1][name].b, atol=1e-3), name

@@ -27,7 +27,7 @@ from tgen.engine.open_engine import open_engine
 from tgen.errors import UsageError
 from tgen.generation.logprobs import block_nll, predictions
 from tgen.generation.loop import generate
-from tgen.lora.merging import load
+from tgen.lora.model_with_adapter import load
 from tgen.machine.cpus import cpu_count, default_threads
 from tgen.machine.description import MachineProbe
 from tgen.reports.benchmark import Difference, PeakRates, PrecisionReport, ThroughputReport

@@ -139,7 +139,9 @@ def export(options: ExportOptions) -> None:
     from tgen.checkpoint.gguf.writer import DTYPES
     from tgen.checkpoint.model_lookup import find_model
     from tgen.checkpoint.stored_models import is_adapter
-    from tgen.lora.merging import load, merge_error
+    from tgen.lora.adapter import read
+    from tgen.lora.merging import rounding_error
+    from tgen.lora.model_with_adapter import load
 
     to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
@@ -167,7 +169,8 @@ def export(options: ExportOptions) -> None:
         quiet=quiet,
     )
     if is_merged and stored in DTYPES and stored != "f32":
-        error = merge_error(bundle, DTYPES[stored])
+        pairs = read(path, bundle.config).pairs
+        error = rounding_error(bundle.config, bundle.arrays, pairs, DTYPES[stored])
         console.print_status(
             f"rounding to {stored} changes what the adapter learned by {error:.1%}", quiet=quiet
         )

@@ -84,7 +84,7 @@ def tokenize(options: TokenizeOptions) -> None:
     texts.
     """
     from tgen.checkpoint.model_lookup import find_model
-    from tgen.lora.merging import load_tokenizer
+    from tgen.lora.model_with_adapter import load_tokenizer
 
     if not options.files and options.prompt is None and sys.stdin and sys.stdin.isatty():
         raise UsageError("no text", 'name a file, pass --prompt "TEXT", or pipe text in')

@@ -34,8 +34,8 @@ from tgen.checkpoint.stored_models import (
 from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
-from tgen.lora.extras import Extras, split_name
-from tgen.lora.layout import Pair, Part, Shape, adapter_layout, changes, check_rank
+from tgen.lora.layout import Pair, Part, Shape, adapter_layout, check_rank
+from tgen.lora.merging import Extras, split_name
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 
@@ -324,21 +324,6 @@ def _is_base(path: Path, model: Path) -> bool:
         return find_base(path).samefile(model)
     except (TgenError, OSError):
         return False
-
-
-def merge(
-    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], pairs: Mapping[str, Pair]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays with the adapter added; changed matrices are float32."""
-    layout = adapter_layout(config)
-    merged = dict(arrays)
-    changed = {name for name, parts in layout.items() if any(p.pair in pairs for p in parts)}
-    check_ram(4 * sum(arrays[name].size for name in changed), "merging the adapter")
-    for name, start, change in changes(layout, pairs):
-        if merged[name] is arrays[name]:
-            merged[name] = np.array(to_float32(np.asarray(arrays[name])))
-        merged[name][start : start + len(change)] += change
-    return merged
 
 
 def build_files(

@@ -20,7 +20,8 @@ from tgen.runs import saved_state as run_state
 from tgen.storage import files
 
 _MAX_RETRY_SECONDS = 60.0
-SaveModel = Callable[..., None]  # `model_dir.save` or `merging.save`; the argument left is `is_new`
+# `model_dir.save` or `model_with_adapter.save`; the argument left is `is_new`
+SaveModel = Callable[..., None]
 
 
 class CheckpointSaver:

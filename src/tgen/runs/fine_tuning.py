@@ -25,9 +25,9 @@ from tgen.config.training import TrainConfig
 from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
-from tgen.lora import merging
-from tgen.lora.extras import describe as describe_extras
+from tgen.lora import model_with_adapter
 from tgen.lora.layout import Pair, new_shapes
+from tgen.lora.merging import describe as describe_extras
 from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
@@ -92,7 +92,7 @@ def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConf
             f"continue it with --adapter {start_from}, or merge it: tgen export "
             f"{shlex.quote(str(start_from))} --merge --to transformers --out DIR",
         )
-    bundle = merging.load(base_path)
+    bundle = model_with_adapter.load(base_path)
     if path is None and config.lora is None:
         return Base(bundle), config
     pairs: dict[str, Pair] | None = None
@@ -107,7 +107,7 @@ def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConf
             )
         warnings = adapters.check_base(adapter, bundle.path, bundle.arrays)
         bundle = replace(bundle, warnings=(*bundle.warnings, *warnings))
-        bundle = merging.with_settings_of(bundle, path)
+        bundle = model_with_adapter.with_settings_of(bundle, path)
         shapes, pairs = adapter.shapes, adapter.pairs
         ranks = [shape.rank for shape in shapes.values()]
         config = replace(config, lora=max(set(ranks), key=ranks.count))
@@ -152,7 +152,7 @@ def load_base(
             if path in looked_at:
                 continue
             looked_at.append(path)
-            arrays = _dequantize(merging.load(path).arrays)
+            arrays = _dequantize(model_with_adapter.load(path).arrays)
             if adapters.base_digest(arrays) == record.base_digest:
                 return record, arrays
     where = record.base_path

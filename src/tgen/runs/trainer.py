@@ -16,7 +16,7 @@ from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import adapter as adapters
-from tgen.lora import merging, training
+from tgen.lora import model_with_adapter, training
 from tgen.model.transformer import Transformer
 from tgen.reports.training import (
     DoneReport,
@@ -212,7 +212,7 @@ class Trainer:
         if record.adapter is not None and adapter is not None:
             pairs = training.pairs_of(state.model, adapter.layout, adapter.shapes)
             save = partial(
-                merging.save,
+                model_with_adapter.save,
                 *described,
                 pairs,
                 base=record.adapter.base,
@@ -292,7 +292,7 @@ def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator
     that its base is not in memory twice."""
     adapter = prepared.new_adapter
     if adapter is None:
-        bundle = merging.load(out)
+        bundle = model_with_adapter.load(out)
         model = Transformer.from_arrays(bundle.config, bundle.arrays)
         if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
             model = model.to(prepared.device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tgen.config import StoredAs
 from tgen.errors import UsageError
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 
 if TYPE_CHECKING:
     from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
@@ -56,7 +56,7 @@ def open_other_engine(
         return TransformersBackend(path, threads=threads, dtype=dtype, tokens=tokens)
     from tgen.benchmark.other_engines.llama_cpp_backend import LlamaCppBackend
 
-    bundle = merging.load(path)
+    bundle = model_with_adapter.load(path)
     return LlamaCppBackend(
         bundle.config, bundle.arrays, threads=threads, dtype=dtype, tokens=tokens, exact=exact
     )

@@ -187,7 +187,7 @@ class Comparison:
 def collect_context(options: BenchOptions) -> BenchContext:
     """Read the model and the machine; call it before measuring, which raises the load average."""
     from tgen.inspection.model_summary import summarize
-    from tgen.lora.merging import load
+    from tgen.lora.model_with_adapter import load
     from tgen.machine.description import describe_machine
 
     return BenchContext(summary=summarize(load(options.path)), machine=describe_machine())

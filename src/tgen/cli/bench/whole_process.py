@@ -21,7 +21,7 @@ def run_end_to_end(options: BenchOptions) -> None:
     """Time whole processes that generate a text, phase by phase."""
     from tgen.benchmark.backend import random_tokens
     from tgen.benchmark.end_to_end import measure_end_to_end
-    from tgen.lora.merging import load
+    from tgen.lora.model_with_adapter import load
 
     bundle = load(options.path)
     context = bundle.config.context_length
@@ -68,7 +68,7 @@ def run_train(options: BenchOptions) -> None:
     """Time training steps of a model of the same shape, on random tokens."""
     from tgen.benchmark.roofline import measure_peak_rates
     from tgen.benchmark.training_step import measure_training_step
-    from tgen.lora.merging import load
+    from tgen.lora.model_with_adapter import load
     from tgen.machine.cpus import default_threads
     from tgen.machine.device import choose_device
     from tgen.model.precision import computes_bfloat16

@@ -71,7 +71,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.model_loading import find_paths, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
-    from tgen.lora.merging import settings_path
+    from tgen.lora.model_with_adapter import settings_path
 
     quiet = options.quiet or ranks.rank > 0
     path, adapter = find_paths(options.model, options.adapter, quiet=quiet)

@@ -33,7 +33,7 @@ def inspect(options: InspectOptions) -> None:
 
     from tgen.cli.inspect import output
     from tgen.inspection.inspector import Inspector
-    from tgen.lora.merging import load
+    from tgen.lora.model_with_adapter import load
 
     inspectors = [
         Inspector(

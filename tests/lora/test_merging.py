@@ -13,7 +13,7 @@ from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
 from tgen.lora import adapter as adapters
-from tgen.lora import merging
+from tgen.lora import model_with_adapter
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -97,7 +97,7 @@ def test_merged_logits_are_those_of_peft(family, tied, settings, tokenizer, tmp_
     ids = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 30).tolist()
     with torch.no_grad():
         expected = theirs(torch.tensor([[*ids, 3, 5, 7, 9]])).logits[0, -1].numpy()
-    bundle = merging.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    bundle = model_with_adapter.load(tmp_path / "base", adapter=tmp_path / "adapter")
     export.export_transformers(
         bundle, tmp_path / "out", stored="f32", max_shard_bytes=1 << 30, progress=lambda _: None
     )
@@ -117,24 +117,24 @@ def test_resized_vocabulary_comes_with_its_tokenizer(tokenizer, tmp_path):
     content = json.loads(tokenizer.json)
     content["added_tokens"].append({**content["added_tokens"][-1], "id": n, "content": "<|new|>"})
     (path / "tokenizer.json").write_text(json.dumps(content))
-    bundle = merging.load(tmp_path / "base", adapter=path)
+    bundle = model_with_adapter.load(tmp_path / "base", adapter=path)
     assert bundle.config.vocab_size == n + 1
     assert bundle.tokenizer.added_tokens["<|new|>"] == n
     assert np.array_equal(bundle.arrays["lm_head.weight"][-1], bundle.arrays["lm_head.weight"][0])
     del tensors["base_model.model.lm_head.weight"]
     save_file(tensors, path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="embedding and LM head have different sizes"):
-        merging.load(tmp_path / "base", adapter=path)
+        model_with_adapter.load(tmp_path / "base", adapter=path)
 
 
 def test_adapters_in_pickle_files_are_read(tokenizer, tmp_path):
     make_adapter(tmp_path, "llama", False, tokenizer, Q)
     path = tmp_path / "adapter"
-    expected = merging.load(tmp_path / "base", adapter=path)
+    expected = model_with_adapter.load(tmp_path / "base", adapter=path)
     tensors = load_file(path / "adapter_model.safetensors")
     (path / "adapter_model.safetensors").unlink()
     torch.save(tensors, path / "adapter_model.bin")
-    bundle = merging.load(tmp_path / "base", adapter=path)
+    bundle = model_with_adapter.load(tmp_path / "base", adapter=path)
     assert all(np.array_equal(bundle.arrays[n], a) for n, a in expected.arrays.items())
     assert adapters.describe(path)[1] == 4
     assert model_dir.digest(bundle)
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_an_error(settings, name, shape, reason, tokenizer,
     if name is not None:
         save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(shape)}, file)
     with pytest.raises(ModelError, match=reason):
-        merging.load(tmp_path / "base", adapter=tmp_path / "adapter")
+        model_with_adapter.load(tmp_path / "base", adapter=tmp_path / "adapter")
 
 
 def test_such_an_adapter_cannot_be_trained_further(tokenizer, tmp_path, run_here):
