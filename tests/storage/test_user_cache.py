@@ -3,7 +3,7 @@
 import os
 import stat
 
-from tgen.storage.sealed_file import is_private
+from tgen.storage.user_cache import is_private
 
 
 def test_only_a_private_directory_is_used_under_any_umask(tmp_path, monkeypatch):

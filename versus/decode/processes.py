@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tgen.errors import TgenError
-from tgen.storage.sealed_file import cache_folder
+from tgen.storage.user_cache import cache_folder
 from versus import harness
 from versus.decode.model_shapes import write_model
 

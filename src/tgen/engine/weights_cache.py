@@ -30,15 +30,13 @@ from tgen.errors import TgenError
 from tgen.storage import files
 from tgen.storage.sealed_file import (
     SealedFile,
-    cache_folder,
     encode_header,
     is_intact,
-    is_own,
-    is_private,
     open_sealed,
     publish_sealed,
     sealed_size,
 )
+from tgen.storage.user_cache import cache_folder, is_own, is_private
 
 if TYPE_CHECKING:
     from tgen.engine.cpu.weights import PackedWeights

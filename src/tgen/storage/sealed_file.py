@@ -1,6 +1,4 @@
-"""Files that are written once into a private cache directory and then mapped.
-
-The cache directory is the user's: only this user may write to it, and every file in it can be lost.
+"""Files that are written once into the user's cache directory and then mapped.
 
 A file has a header in JSON, content, and a footer. The footer is written last, and the file appears
 by a rename: a file with a valid footer is whole. Opening checks the header's digest; `is_intact`
@@ -12,7 +10,6 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,39 +17,13 @@ from typing import Any, NamedTuple
 
 from tgen.errors import TgenError
 from tgen.storage import files
+from tgen.storage.user_cache import is_own
 
 _MAGIC = b"TGENSEAL"
 _START = struct.Struct("<8sQ")  # magic, bytes of the header
 _FOOTER = struct.Struct("<8sQ32s32s")  # magic, bytes of the file, SHA-256 of beginning and content
 _MAX_HEADER = 1 << 24  # bytes
 _PAGE = 1 << 16  # at least as large as a page of memory anywhere
-
-
-def cache_folder(name: str) -> Path | None:
-    """Return tgen's directory `name` in the user's cache directory; None without a home."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    base = Path(home) if home else Path(os.path.expanduser("~")) / ".cache"
-    return base / "tgen" / name if base.is_absolute() else None
-
-
-def is_private(folder: Path) -> bool:
-    """Whether only this user can write to a directory. Creates it if it is missing."""
-    if not hasattr(os, "getuid"):
-        return False
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.lstat()
-    except OSError:
-        return False
-    only_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022
-    return only_ours and stat.S_ISDIR(state.st_mode)
-
-
-def is_own(path: Path) -> bool:
-    """Whether a path is a regular file, not a link, that only this user can write."""
-    status = path.lstat()
-    only_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return only_ours and stat.S_ISREG(status.st_mode)
 
 
 class SealedFile(NamedTuple):

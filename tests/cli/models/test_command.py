@@ -15,7 +15,8 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
 from tgen.cli.app import run
 from tgen.runs.output_folder import lock_run
-from tgen.storage.sealed_file import cache_folder, encode_header, is_private, publish_sealed
+from tgen.storage.sealed_file import encode_header, publish_sealed
+from tgen.storage.user_cache import cache_folder, is_private
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tgen.engine.cpu.job_layout import BFLOAT16, FLOAT16, FLOAT32, INT8
 from tgen.engine.cpu.object_file import place
 from tgen.errors import TgenError
 from tgen.storage import files
-from tgen.storage.sealed_file import cache_folder, is_own, is_private
+from tgen.storage.user_cache import cache_folder, is_own, is_private
 
 Dtypes = tuple[int, int]  # of the inputs of products, and of the KV cache
 DEFAULTS: list[Dtypes] = [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT16), (INT8, FLOAT16)]
