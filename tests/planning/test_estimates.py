@@ -21,7 +21,7 @@ from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import block_shapes, n_parameters, outer_shapes
 from tgen.planning.memory import activation_bytes, rank_memory
-from tgen.planning.scaling import EFFICIENCY, choose_parallel, sent_bytes
+from tgen.planning.multi_gpu import EFFICIENCY, choose_parallel, sent_bytes
 from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.runs.log import RunLog

@@ -13,8 +13,8 @@ from tgen.config import EngineOptions
 from tgen.corpus import TokenDataset, read
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.reports.score import TokenScore
-from tgen.scoring import score_documents, texts
-from tgen.scoring.texts import DocumentScorer, score_text
+from tgen.scoring import score_documents
+from tgen.scoring.score import DocumentScorer, score_text
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone
 
@@ -88,7 +88,7 @@ def test_long_document_is_scored_in_pieces_as_a_whole(open_random, monkeypatch, 
     (tmp_path / "long.txt").write_bytes(PART)
     monkeypatch.setattr("tgen.corpus.tokenize._PIECE", 200)
     monkeypatch.setattr("tgen.corpus.documents._MAX_BYTES_IN_RAM", 100)
-    monkeypatch.setattr(texts, "_FEED", 11)
+    monkeypatch.setattr("tgen.scoring.score._FEED", 11)
     (long,) = read([str(tmp_path / "long.txt")]).documents
     assert not isinstance(long[0], bytes)
     scorer = DocumentScorer(model, long, n_blocks=3)

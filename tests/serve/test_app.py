@@ -15,7 +15,7 @@ from tgen.api import Model
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
-from tgen.scoring.texts import DocumentScorer, start_ids
+from tgen.scoring.score import DocumentScorer, start_ids
 
 if TYPE_CHECKING:
     import openai

@@ -33,8 +33,8 @@ from tgen.model.precision import computes_bfloat16
 from tgen.planning.costs import MeasuredStep, matmul_params, n_parameters, step_seconds
 from tgen.planning.memory import fitting_context
 from tgen.planning.model_size import PlanInputs
+from tgen.planning.multi_gpu import scaling_report
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
-from tgen.planning.scaling import scaling_report
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.chat_rows import prepare_rows, rows_report

@@ -9,8 +9,8 @@ from tgen.corpus.opening import fingerprint
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
 from tgen.planning.costs import FrozenModel
+from tgen.planning.multi_gpu import choose_parallel
 from tgen.planning.plan import Plan
-from tgen.planning.scaling import choose_parallel
 from tgen.runs.output_folder import own_files
 from tgen.version import __version__
 

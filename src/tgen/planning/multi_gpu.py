@@ -1,4 +1,4 @@
-"""A run on several ranks: DDP or FSDP, and an estimate of memory, communication, speed, tokens."""
+"""A run on several GPUs or other ranks: DDP or FSDP; memory, communication, speed, estimated."""
 
 from functools import partial
 from typing import Any

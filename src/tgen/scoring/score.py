@@ -18,8 +18,8 @@ from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError, ModelError, UsageError
 from tgen.loaded_model import LoadedModel
 from tgen.reports.score import DocumentReport, Score, TokenScore, TotalReport
-from tgen.scoring.scorer import ScoredTokens, Scorer
 from tgen.scoring.statistics import ScoreTotals, compare, count_blocks
+from tgen.scoring.token_stream import ScoredTokens, Scorer
 
 _NO_TEMPLATE = 'choose a model with a chat template, or write {"text": "..."} rows'
 _OTHER = "remove the row, or choose a model with another chat template"
@@ -175,8 +175,8 @@ def score_documents(
 
     With `chat`, the documents are conversations, of which the answers are scored, see
     `conversation_scorers`. With `with_tokens`, the tokens of a document precede its report; this
-    needs a single model. `stride` is that of `generation.score.score_stream`. Raises CorpusError if
-    a source has changed, and UsageError if the scores of two models are not of the same bytes.
+    needs a single model. `stride` is that of `generation.logprobs.score_stream`. Raises CorpusError
+    if a source has changed, and UsageError if the scores of two models are not of the same bytes.
     """
     n_bytes, sizes = max(1, documents.n_bytes) * len(models), documents.sizes
     done = n_replaced = n_normalized = n_cut = 0
