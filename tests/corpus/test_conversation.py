@@ -127,16 +127,17 @@ def test_conversations_and_text_cannot_be_mixed(tmp_path):
 def test_a_tenth_of_the_rows_is_held_out_and_never_a_copy(tmp_path, n, expected):
     rows = [chat(USER | {"content": str(i % n)}, ANSWER) for i in range(n + n // 3)]
     read = corpus.read([write(tmp_path / "rows.jsonl", rows)])
-    train, val, _, n_dropped, *_ = corpus.split_rows(read, 0.1)
+    train, val = corpus.split_rows(read, 0.1)
     assert len(val) == expected
+    n_dropped, _ = corpus.count_dropped(read, train, val)
     assert len(train) + len(val) + n_dropped == len(rows)
     texts = [set(documents) for documents in (train, val)]
     assert not texts[0] & texts[1]
     assert len(texts[1]) == len(val)
-    assert not len(corpus.split_rows(read, 0.0).val)
+    assert not len(corpus.split_rows(read, 0.0)[1])
     # The same rows are held out whatever their order is.
     again = corpus.read([write(tmp_path / "again.jsonl", rows[::-1])])
-    assert set(corpus.split_rows(again, 0.1).val) == texts[1]
+    assert set(corpus.split_rows(again, 0.1)[1]) == texts[1]
 
 
 def test_place_of_a_row_counts_empty_lines(tmp_path):

@@ -91,8 +91,8 @@ def test_parts_are_tokenized_separately_and_an_end_follows_each_document():
 
 def test_text_cut_by_the_split_has_one_end_of_text():
     text = b"abcabcabca"
-    train, val, cut, *_ = corpus.split_train_val(make_corpus([(text,)]), 0.5)
-    halves = [tokenize(train, CHAR, open_end=cut), tokenize(val, CHAR)]
+    train, val = corpus.split_train_val(make_corpus([(text,)]), 0.5)
+    halves = [tokenize(train, CHAR, open_end=train.open_end), tokenize(val, CHAR)]
     joined = np.concatenate([half.tokens for half in halves])
     assert joined.tolist() == tokenize([(text,)], CHAR).tokens.tolist()
 
@@ -101,7 +101,7 @@ def test_text_cut_by_the_split_has_one_end_of_text():
 @settings(deadline=None)
 def test_split_loses_nothing_and_cuts_no_character(texts, fraction):
     documents = [(text.encode("utf-8", "surrogatepass"),) for text in dict.fromkeys(texts)]
-    train, val, *_ = corpus.split_train_val(make_corpus(documents), fraction)
+    train, val = corpus.split_train_val(make_corpus(documents), fraction)
     joined = b"".join(part for document in [*train, *val] for part in document)
     assert joined == b"".join(part for (part,) in documents)
     n_train = sum(len(text) for (text,) in train)
@@ -116,14 +116,14 @@ def test_rows_are_never_cut_and_the_boundary_is_the_nearest_end_of_a_row():
     documents = [(b"what is statquest", b"awesome"), (b"statquest is what", b"awesome")]
     rows = make_corpus(documents, rows=True)
     for fraction, n_train in [(0.0, 2), (0.1, 2), (0.4, 1), (0.6, 1), (0.9, 0)]:
-        train, val, cut, *_ = corpus.split_train_val(rows, fraction)
+        train, val = corpus.split_train_val(rows, fraction)
         assert (list(train), list(val)) == (documents[:n_train], documents[n_train:])
-        assert not cut
+        assert not train.open_end
 
 
 def test_row_with_the_boundary_in_its_middle_is_trained_on():
     rows = make_corpus([(b"ab", b"cd")], rows=True)
-    assert [len(corpus.split_train_val(rows, share).train) for share in (0.5, 0.75)] == [1, 0]
+    assert [len(corpus.split_train_val(rows, share)[0]) for share in (0.5, 0.75)] == [1, 0]
 
 
 def make_dataset(

@@ -4,15 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.corpora import make_corpus
-from tgen.corpus import overlap_fraction, split_train_val
+from tgen.corpus import count_dropped, overlap_fraction, split_train_val
 
 A, B, C, D = (b"a" * 4,), (b"b" * 4,), (b"c", b"ccc"), (b"dddd",)
 
 
 def split(documents, fraction, *, rows=True):
     """Both splits as lists, whether a text is cut, and what is dropped."""
-    train, val, *rest = split_train_val(make_corpus(documents, rows=rows), fraction)
-    return [list(train), list(val), *rest[:3]]
+    corpus = make_corpus(documents, rows=rows)
+    train, val = split_train_val(corpus, fraction)
+    return [list(train), list(val), train.open_end, *count_dropped(corpus, train, val)]
 
 
 def test_copies_stay_in_one_split_and_validation_documents_count_once():

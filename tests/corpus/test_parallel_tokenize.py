@@ -197,9 +197,9 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
         path = tmp_path / "corpus.txt"
         path.write_bytes((TEXT * 9)[:n_bytes])
         config = TrainConfig(val_fraction=0.0)
-        split = tokenizing.split_corpus(corpus.read([str(path)]), config, 1 << 30)
+        train, val, *_ = tokenizing.split_corpus(corpus.read([str(path)]), config, 1 << 30)
         run_generator(
-            tokenizing.tokenize_split(split, tokenizer, config, folder=None, threads=threads)
+            tokenizing.tokenize_split(train, val, tokenizer, config, folder=None, threads=threads)
         )
     assert counts[::2] == [1, 3, 2, 3, 1]
     assert set(counts[1::2]) == {1}  # the validation split is never large

@@ -171,16 +171,16 @@ def test_corpus_on_disk_is_split_and_subsampled_as_a_list_in_ram(
     numbers = np.arange(len(in_ram))
     is_row = (numbers >= n_texts) & (numbers < n_texts + len(row_documents))
     assert read.documents.table.is_row(numbers).tolist() == is_row.tolist()
-    split = corpus.split_train_val(read, fraction)
+    train, val = corpus.split_train_val(read, fraction)
     expected = plain_split(in_ram, set(np.flatnonzero(is_row).tolist()), fraction)
-    assert [whole(split.train), whole(split.val), *split[2:5]] == expected
-    for side in (split.train, split.val):
+    dropped = corpus.count_dropped(read, train, val)
+    assert [whole(train), whole(val), train.open_end, *dropped] == expected
+    for side in (train, val):
         assert side.sizes.tolist() == [*map(size, whole(side))]
         subsampled = corpus.subsample_documents(side, max_bytes)
         assert whole(subsampled) == plain_subsample(whole(side), max_bytes)
     halves = [
-        tokenize_all(train, CHAR, open_end=split.cuts_document)
-        for train in (expected[0], split.train)
+        tokenize_all(documents, CHAR, open_end=train.open_end) for documents in (expected[0], train)
     ]
     assert halves[0].tokens[:].tolist() == halves[1].tokens[:].tolist()
 
@@ -289,7 +289,7 @@ def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         (tmp_path / "long.txt").write_bytes(b"a line of it\n" * 1000 * n)
         tracemalloc.start()
         read = corpus.read([str(tmp_path / "long.txt")])
-        train, val, *_ = corpus.split_train_val(read, 0.1)
+        train, val = corpus.split_train_val(read, 0.1)
         assert corpus.subsample_documents(train, 1000) is not train
         tokens = tokenize_all(train, bytes_only, open_end=True).tokens
         assert tokenize_all(val, bytes_only).target_bytes + len(tokens) == 13_000 * n

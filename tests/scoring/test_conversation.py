@@ -60,7 +60,7 @@ def test_score_is_the_validation_loss_of_a_run(template, model, score, tmp_path,
     )
     *_, done = runs.start(request)
     assert isinstance(done, DoneReport)
-    val = corpus.split_rows(corpus.read([path]), TrainConfig().val_fraction).val
+    val = corpus.split_rows(corpus.read([path]), TrainConfig().val_fraction)[1]
     held_out = [json.loads(row[:])["messages"] for (row,) in val]
     status, total, err = score(tmp_path / "tuned", write(tmp_path / "val.jsonl", held_out))
     assert status == 0, err

@@ -74,7 +74,7 @@ def test_both_sides_hold_out_the_same_text(text: str) -> None:
     data = text.encode()
     theirs = validation_text(data)
     fraction = float(f"{len(theirs) / len(data)}")
-    (document,) = corpus.split_train_val(make_corpus([(data,)]), fraction).val  # type: ignore[no-untyped-call]
+    (document,) = corpus.split_train_val(make_corpus([(data,)]), fraction)[1]  # type: ignore[no-untyped-call]
     assert document == (theirs,)
 
 

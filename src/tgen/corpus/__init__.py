@@ -11,7 +11,7 @@ from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows, document_lengths
 from tgen.corpus.split import (
     MAX_VAL_BYTES,
-    TrainValSplit,
+    count_dropped,
     split_rows,
     split_train_val,
     subsample_documents,
@@ -35,9 +35,9 @@ __all__ = [
     "PackedRows",
     "TokenDataset",
     "TokenizedCorpus",
-    "TrainValSplit",
     "begin_of_document",
     "count_bigrams",
+    "count_dropped",
     "document_lengths",
     "ngram_tables",
     "overlap_fraction",

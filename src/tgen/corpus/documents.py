@@ -153,13 +153,21 @@ class Documents:
     """A selection of documents from a table, in any order.
 
     `numbers` (n,) are their numbers in the table; of single-part documents only the bytes from
-    `starts` (n,) to `ends` (n,) are selected.
+    `starts` (n,) to `ends` (n,) are selected. `open_end`: the last text continues in the other
+    split of the corpus.
     """
 
     def __init__(
-        self, table: DocumentTable, numbers: Indices, starts: Indices, ends: Indices
+        self,
+        table: DocumentTable,
+        numbers: Indices,
+        starts: Indices,
+        ends: Indices,
+        *,
+        open_end: bool = False,
     ) -> None:
-        self.table, self.numbers, self._starts, self._ends = table, numbers, starts, ends
+        self.table, self.numbers, self.open_end = table, numbers, open_end
+        self._starts, self._ends = starts, ends
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -184,10 +192,12 @@ class Documents:
         """Bytes of all documents."""
         return int(self.sizes.sum())
 
-    def select(self, indices: Indices, starts: Indices, ends: Indices) -> "Documents":
+    def select(
+        self, indices: Indices, starts: Indices, ends: Indices, *, open_end: bool = False
+    ) -> "Documents":
         """Select the bytes from `starts` to `ends` of the documents at `indices`, all (m,)."""
-        offsets = self._starts[indices]
-        return Documents(self.table, self.numbers[indices], offsets + starts, offsets + ends)
+        first, numbers = self._starts[indices], self.numbers[indices]
+        return Documents(self.table, numbers, first + starts, first + ends, open_end=open_end)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ A subsample consists of pieces spread evenly over the whole text.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,28 +19,12 @@ _PIECE = 1 << 18  # bytes of the text that a subsample takes in one place
 _LINE = 1 << 12  # bytes searched first for a line break
 
 
-class TrainValSplit(NamedTuple):
-    """Training and validation documents.
-
-    With `cuts_document` the boundary is inside a text, whose pieces are the last of `train` and the
-    first of `val`.
-    """
-
-    train: Documents
-    val: Documents
-    cuts_document: bool = False
-    n_dropped: int = 0  # documents: further copies of validation documents
-    dropped_bytes: int = 0
-    all_train_bytes: int = 0  # of the training documents before a sample of them was taken
-    notes: Sequence[str] = ()  # for the user
-
-
-def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:
-    """Split off the last `val_fraction` of the bytes for validation.
+def split_train_val(corpus: Corpus, val_fraction: float) -> tuple[Documents, Documents]:
+    """Return training documents, and the last `val_fraction` of the bytes for validation.
 
     Copies of a document count once for the boundary; all copies of a training document are kept. A
-    text is cut at a character; rows are never cut, so the boundary moves to the nearest row's end.
-    Either split may be empty.
+    text is cut at a character, and its pieces are the last of the one and the first of the other;
+    rows are never cut, so the boundary moves to the nearest row's end. Either split may be empty.
     """
     documents = corpus.documents
     n_bytes = documents.sizes
@@ -63,13 +46,17 @@ def split_train_val(corpus: Corpus, val_fraction: float) -> TrainValSplit:
         cut = val_starts[0] = _character_start(text, int(inside[number]))
         if cut > 0:
             train, train_ends = np.append(train, number), np.append(train_ends, cut)
-    return TrainValSplit(
-        documents.select(train, np.zeros_like(train), train_ends),
+    return (
+        documents.select(train, np.zeros_like(train), train_ends, open_end=cut > 0),
         documents.select(val, val_starts, n_bytes[val]),
-        cuts_document=cut > 0,
-        n_dropped=int((~in_train).sum()) - len(val),
-        dropped_bytes=int(n_bytes[~in_train].sum() - n_bytes[val].sum()),
     )
+
+
+def count_dropped(corpus: Corpus, train: Documents, val: Documents) -> tuple[int, int]:
+    """Return the number of documents in neither split, which are further copies of validation
+    documents, and their bytes."""
+    n_documents = len(corpus.documents) + train.open_end - len(train) - len(val)
+    return n_documents, corpus.n_bytes - train.n_bytes - val.n_bytes
 
 
 def _character_start(text: Part, position: int) -> int:
@@ -80,8 +67,9 @@ def _character_start(text: Part, position: int) -> int:
     return position
 
 
-def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
-    """Hold out `val_fraction` of the rows, from 8 to 500 but at most a quarter.
+def split_rows(corpus: Corpus, val_fraction: float) -> tuple[Documents, Documents]:
+    """Return rows to train on, and held-out ones: `val_fraction` of them, from 8 to 500 but at most
+    a quarter.
 
     Rows are held out by a hash of their content, so neither their order nor rows added later change
     much, and copies are in the same split. Either split may be empty.
@@ -95,10 +83,9 @@ def split_rows(corpus: Corpus, val_fraction: float) -> TrainValSplit:
         n_val = min(max(_MIN_VAL_ROWS, n_val), _MAX_VAL_ROWS, len(unique) // 4)
     is_val = np.isin(keys, unique[:n_val])
     train, val = np.flatnonzero(~is_val), np.sort(first_copies[:n_val])
-    return TrainValSplit(
+    return (
         documents.select(train, np.zeros_like(train), n_bytes[train]),
         documents.select(val, np.zeros_like(val), n_bytes[val]),
-        n_dropped=int(is_val.sum()) - len(val),
     )
 
 

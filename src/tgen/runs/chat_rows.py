@@ -80,11 +80,11 @@ def prepare_rows(
     limit = context_length or longest
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
-        split = corpus.split_rows(text, config.val_fraction)
-        texts = _sample_texts(split.train)
-        words = [*texts, *([] if request.unk else _sample_texts(split.val))]
+        train, val = corpus.split_rows(text, config.val_fraction)
+        texts = _sample_texts(train)
+        words = [*texts, *([] if request.unk else _sample_texts(val))]
         tokenizer, choice = choose_tokenizer(
-            request, texts, ((word, True) for word in words), split.train.n_bytes
+            request, texts, ((word, True) for word in words), train.n_bytes
         )
         given = _new_template(request.template or PLAIN, tokenizer)
         end_ids = [i for i in [tokenizer.end_of_text] if i is not None]
@@ -149,15 +149,15 @@ def tokenize_rows(
     The `context_length` of the result is the length of the longest row.
     """
     notes = [*text.notes]
-    split = corpus.split_rows(text, config.val_fraction)
-    rows = _subsample(split.train, max_bytes)
-    if not split.val:
+    all_rows, held_out = corpus.split_rows(text, config.val_fraction)
+    rows = _subsample(all_rows, max_bytes)
+    if not held_out:
         notes.append("no held-out rows: the last weights are saved, not the best")
-    if split.n_dropped:
-        notes.append(f"copies of held-out rows dropped: {split.n_dropped:,}")
-    if len(rows) < len(split.train):
+    if n_dropped := corpus.count_dropped(text, all_rows, held_out)[0]:
+        notes.append(f"copies of held-out rows dropped: {n_dropped:,}")
+    if len(rows) < len(all_rows):
         notes.append(
-            f"trains on {len(rows):,} of {len(split.train):,} rows, evenly spaced: more would "
+            f"trains on {len(rows):,} of {len(all_rows):,} rows, evenly spaced: more would "
             "exceed the time budget"
         )
     template = ChatTemplate(record.template, record.variables)
@@ -167,15 +167,15 @@ def tokenize_rows(
         encoder = RowEncoder(chat, tokenizer, record.end_ids, first)
     except RowError as error:
         raise _add_location(rows, error) from None
-    progress = PhaseProgress("tokenizing", rows.n_bytes + split.val.n_bytes)
+    progress = PhaseProgress("tokenizing", rows.n_bytes + held_out.n_bytes)
     loss_on_all = config.loss_on == "all"
     train = yield from progress.report(
         _tokenize(rows, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )
     val = yield from progress.report(
-        _tokenize(split.val, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
+        _tokenize(held_out, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
     )
-    n_rows, n_held_out_rows = len(rows) - len(train.left_out), len(split.val) - len(val.left_out)
+    n_rows, n_held_out_rows = len(rows) - len(train.left_out), len(held_out) - len(val.left_out)
     if not n_rows:
         raise CorpusError(
             f"no row fits into a context of {context_length:,} tokens "
@@ -183,10 +183,10 @@ def tokenize_rows(
             "shorten the conversations, or raise --set context_length up to the model's",
         )
     notes += _notes_on_template(chat, encoder, tokenizer, first)
-    for documents, result in ((rows, train), (split.val, val)):
+    for documents, result in ((rows, train), (held_out, val)):
         notes += _notes_on_rows(documents, result, context_length)
     # A held-out question, which samples answer during training.
-    documents, result = (split.val, val) if n_held_out_rows else (rows, train)
+    documents, result = (held_out, val) if n_held_out_rows else (rows, train)
     row = _read_row(documents, next(i for i in range(len(documents)) if i not in result.left_out))
     question, _ = encoder.clean(row.messages[: row.answers[0]])
     sample_ids = chat.encode(question)

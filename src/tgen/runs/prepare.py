@@ -18,7 +18,7 @@ from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.config.option import require
 from tgen.config.training import Parallel, TrainConfig
-from tgen.corpus import PackedRows, TokenDataset, TrainValSplit
+from tgen.corpus import Documents, PackedRows, TokenDataset
 from tgen.errors import DivergedError, TrainingError, UsageError
 from tgen.lora.layout import NewAdapter, Pair
 from tgen.machine.device import (
@@ -80,7 +80,7 @@ class PreparedRun:
     general: bytes = b""  # text whose loss is reported before and after fine-tuning
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
-    baseline_text: TrainValSplit | None = None  # to measure baselines on, until that is done
+    baseline_text: tuple[Documents, Documents] | None = None  # to measure baselines on, until then
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -248,7 +248,7 @@ def prepare(
     if baseline_text is not None and not _fits_baselines(baseline_text, config):
         baseline_text = None
         notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
-    elif baseline_text is not None and baseline_text.val.n_bytes < _MIN_BASELINE_BYTES:
+    elif baseline_text is not None and baseline_text[1].n_bytes < _MIN_BASELINE_BYTES:
         baseline_text = None  # too few bytes to compare anything on
     general = base.general
     if inputs.general_tokens is not None:
@@ -494,26 +494,24 @@ def _compile(request: RunRequest, device: Device) -> bool:
     return is_long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _fits_baselines(split: TrainValSplit, config: TrainConfig) -> bool:
+def _fits_baselines(texts: tuple[Documents, Documents], config: TrainConfig) -> bool:
     """Whether other compressors need at most 5% of the time budget."""
-    n_bytes = sum(documents.n_bytes + len(documents) for documents in (split.train, split.val))
+    n_bytes = sum(documents.n_bytes + len(documents) for documents in texts)
     limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
     return n_bytes <= limit
 
 
 def measure_baselines(prepared: PreparedRun) -> Generator[PhaseReport, None, PreparedRun]:
     """Add the bits per byte of other compressors, if the plan has them."""
-    split = prepared.baseline_text
-    if split is None:
+    if (texts := prepared.baseline_text) is None:
         return prepared
-    seconds = (split.train.n_bytes + split.val.n_bytes) / _BASELINE_BYTES_PER_SECOND
+    seconds = sum(documents.n_bytes for documents in texts) / _BASELINE_BYTES_PER_SECOND
     yield PhaseReport(phase="baselines (xz, n-grams)", seconds_left=seconds)
-    record = replace(prepared.record, baselines=_baselines(split))
+    record = replace(prepared.record, baselines=_baselines(*map(join_documents, texts)))
     return replace(prepared, record=record, baseline_text=None)
 
 
-def _baselines(split: TrainValSplit) -> dict[str, float]:
-    train, val = join_documents(split.train), join_documents(split.val)
+def _baselines(train: bytes, val: bytes) -> dict[str, float]:
     if not train or not val:
         return {}
     return {

@@ -292,12 +292,12 @@ def _tokenize_again(
                 folder=folder,
             )
         )
-    split = split_corpus(text, config, record.read_bytes)
+    train, val, _, notes = split_corpus(text, config, record.read_bytes)
     begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
     again = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
+        train, val, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids
     )
-    return again._replace(sample_prompt=record.sample_prompt)
+    return again._replace(notes=[*notes, *again.notes], sample_prompt=record.sample_prompt)
 
 
 def tokenize_new_corpus(

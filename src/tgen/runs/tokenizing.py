@@ -14,7 +14,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
-from tgen.corpus import Corpus, Documents, TrainValSplit
+from tgen.corpus import Corpus, Documents
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
@@ -51,7 +51,7 @@ class PreparedText(NamedTuple):
     tokenizer_choice: Choice = _INHERITED
     begin_of_text: int | None = None  # of texts: the id before each document
     whole_tokens: int | None = None  # of texts: estimate for all of the training split
-    comparable: TrainValSplit | None = None  # of texts: what other compressors can be measured on
+    comparable: tuple[Documents, Documents] | None = None  # texts to measure other compressors on
     chat: ChatRecord | None = None
     context_length: int | None = None  # of conversations: tokens of a window
     inherited: InheritedSettings | None = None  # from the model to fine-tune
@@ -128,22 +128,23 @@ def row_lengths(
     return lengths[is_row], bool(is_row.all())
 
 
-def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValSplit:
-    """Split a corpus, and sample about `max_bytes` of the training split."""
+def split_corpus(
+    text: Corpus, config: TrainConfig, max_bytes: int
+) -> tuple[Documents, Documents, int, list[str]]:
+    """Split a corpus, and sample about `max_bytes` of the training split; return both splits, the
+    bytes of the whole training split, and notes."""
     notes = [*text.notes]
-    split = corpus.split_train_val(text, config.val_fraction)
-    if not split.val or not split.train:
-        split = TrainValSplit(text.documents, min(split.train, split.val, key=len))
+    whole, held_out = corpus.split_train_val(text, config.val_fraction)
+    if not held_out or not whole:
+        whole, held_out = text.documents, min(whole, held_out, key=len)
         small = "the corpus is too small to hold any of it out, so " if config.val_fraction else ""
         notes.append(f"{small}no validation split: the last weights are saved, not the best")
-    if split.n_dropped:
-        notes.append(
-            f"copies of validation documents dropped: {split.n_dropped:,} "
-            f"({split.dropped_bytes:,} bytes)"
-        )
-    train = corpus.subsample_documents(split.train, max_bytes)
-    val = corpus.subsample_documents(split.val, corpus.MAX_VAL_BYTES)
-    if train is not split.train:
+    n_dropped, n_bytes = corpus.count_dropped(text, whole, held_out)
+    if n_dropped:
+        notes.append(f"copies of validation documents dropped: {n_dropped:,} ({n_bytes:,} bytes)")
+    train = corpus.subsample_documents(whole, max_bytes)
+    val = corpus.subsample_documents(held_out, corpus.MAX_VAL_BYTES)
+    if train is not whole:
         why = "more would exceed the time budget" if config.steps is None else "enough for --steps"
         notes.append(f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: {why}")
     if 0 < val.n_bytes < _FEW_VAL_BYTES:
@@ -153,7 +154,7 @@ def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValS
         )
     samples = (
         join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
-        for documents in (split.train, val)
+        for documents in (whole, val)
     )
     overlap = corpus.overlap_fraction(*samples)
     if overlap >= _LARGE_OVERLAP:
@@ -161,13 +162,7 @@ def split_corpus(text: Corpus, config: TrainConfig, max_bytes: int) -> TrainValS
             f"at least {overlap:.0%} of the validation split is also in the training split, in "
             "runs of 64 bytes or more: validation loss is too optimistic"
         )
-    return split._replace(
-        train=train,
-        val=val,
-        cuts_document=split.cuts_document and train is split.train,
-        all_train_bytes=split.train.n_bytes,
-        notes=notes,
-    )
+    return train, val, whole.n_bytes, notes
 
 
 def prepare_texts(
@@ -184,25 +179,25 @@ def prepare_texts(
     Raise CorpusError if nothing is to be learned.
     """
     is_row = text.documents.table.is_row(text.documents.numbers)
-    split = split_corpus(text, config, max_bytes)
+    train, val, whole_bytes, notes = split_corpus(text, config, max_bytes)
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
-        sample = corpus.subsample_documents(split.train, TOKENIZER_BYTES)
+        sample = corpus.subsample_documents(train, TOKENIZER_BYTES)
         texts = [part[:] for document in sample for part in document]
         # Without <unk>, words that only the validation split has are tokens, too.
-        parts = [split.train] if request.unk else [split.train, split.val]
+        parts = [train] if request.unk else [train, val]
         pieces = (piece for documents in parts for piece in split_documents(documents))
         words = ((piece.text, piece.starts_document) for piece in pieces)
-        tokenizer, choice = choose_tokenizer(request, texts, words, split.train.n_bytes)
+        tokenizer, choice = choose_tokenizer(request, texts, words, train.n_bytes)
     else:
         tokenizer, choice = source.tokenizer, _INHERITED
     begin_ids = corpus.begin_of_document(tokenizer)
     prepared = yield from tokenize_split(
-        split, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
+        train, val, tokenizer, config, folder=folder, threads=request.threads, begin_ids=begin_ids
     )
-    if split.val and not prepared.held_out_bytes:
-        notes = [*prepared.notes, "the held-out completions are empty: the last weights are saved"]
-        prepared = prepared._replace(notes=notes)
+    notes += prepared.notes
+    if val and not prepared.held_out_bytes:
+        notes.append("the held-out completions are empty: the last weights are saved")
     if prepared.train_bytes == 0:
         raise CorpusError(
             "the corpus has no completions to train on",
@@ -210,7 +205,7 @@ def prepare_texts(
         )
     if tokenizer.end_of_text is None:
         what = "the tokenizer has no end-of-text token, so the model never ends a text"
-        prepared.notes.append(f"{what}: name one in tokenizer_config.json beside it (eos_token)")
+        notes.append(f"{what}: name one in tokenizer_config.json beside it (eos_token)")
     has_mask = not {"train_loss_mask", "val_loss_mask"}.isdisjoint(prepared.tokens)
     n_tokens = len(prepared.tokens["train"])
     lengths, all_rows = row_lengths(prepared.tokens, tokenizer)
@@ -219,11 +214,12 @@ def prepare_texts(
         text_lengths = corpus.document_lengths(prepared.tokens["train"], tokenizer.end_of_text)
         longest_text = int(text_lengths.max(initial=0))
     return prepared._replace(
-        sample_prompt=tokenizer.make_expressible(_sample_prompt(split)),
+        notes=notes,
+        sample_prompt=tokenizer.make_expressible(_sample_prompt(val or train)),
         tokenizer_choice=choice,
         begin_of_text=begin_ids[0] if begin_ids else None,
-        whole_tokens=round(n_tokens * split.all_train_bytes / split.train.n_bytes),
-        comparable=split if split.val and not has_mask else None,
+        whole_tokens=round(n_tokens * whole_bytes / train.n_bytes),
+        comparable=(train, val) if val and not has_mask else None,
         inherited=None if source is None else model_dir.inherited_settings(source),
         longest_row=int(lengths.max(initial=0)),
         longest_text=longest_text,
@@ -232,7 +228,8 @@ def prepare_texts(
 
 
 def tokenize_split(
-    split: TrainValSplit,
+    train: Documents,
+    val: Documents,
     tokenizer: Tokenizer,
     config: TrainConfig,
     *,
@@ -246,29 +243,30 @@ def tokenize_split(
     the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
     corpus has changed since it was read.
     """
-    progress = PhaseProgress("tokenizing", split.train.n_bytes + split.val.n_bytes)
+    progress = PhaseProgress("tokenizing", train.n_bytes + val.n_bytes)
     n_cpus = cpu_count()
-    is_large = split.train.n_bytes >= _PARALLEL_BYTES
-    train = yield from progress.report(
+    is_large = train.n_bytes >= _PARALLEL_BYTES
+    train_tokens = yield from progress.report(
         corpus.tokenize_documents(
-            split.train,
+            train,
             tokenizer,
             loss_on=config.loss_on,
             begin_ids=begin_ids,
-            open_end=split.cuts_document,
+            open_end=train.open_end,
             folder=folder,
             processes=min(threads or n_cpus, n_cpus) if is_large else 1,
         )
     )
-    val = yield from progress.report(
+    val_tokens = yield from progress.report(
         corpus.tokenize_documents(
-            split.val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
+            val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
         )
     )
-    split.train.table.close()
-    notes = [*split.notes, *replacement_notes(train.n_replaced + val.n_replaced)]
-    tokens = corpus.token_arrays(train, val)
-    return PreparedText(tokens, train.target_bytes, val.target_bytes, notes, tokenizer, b"")
+    train.table.close()
+    notes = replacement_notes(train_tokens.n_replaced + val_tokens.n_replaced)
+    tokens = corpus.token_arrays(train_tokens, val_tokens)
+    n_bytes = train_tokens.target_bytes, val_tokens.target_bytes
+    return PreparedText(tokens, *n_bytes, notes, tokenizer, b"")
 
 
 def replacement_notes(n: int) -> list[str]:
@@ -303,9 +301,9 @@ def choose_tokenizer(
     return tokenizer, Choice("tokenizer", kind, why)
 
 
-def _sample_prompt(split: TrainValSplit) -> bytes:
+def _sample_prompt(documents: Documents) -> bytes:
     """Return the first words of a document, or the end of the prompt of a prompt/completion row."""
-    document = (split.val or split.train)[0]
+    document = documents[0]
     if len(document) > 1:
         return document[0][-1000:]
     words = document[0][:_PROMPT_BYTES].lstrip()[:24].rsplit(None, 1)

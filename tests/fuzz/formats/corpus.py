@@ -65,13 +65,12 @@ class CorpusFile:
         """Read, split and tokenize the corpus."""
         text = corpus.read([str(self._path)])
         if text.is_chat:
-            for documents in corpus.split_rows(text, 0.1)[:2]:
+            for documents in corpus.split_rows(text, 0.1):
                 for (line,) in documents:
                     corpus.parse_conversation(line[:])
             text.close()
             return
-        split = corpus.split_train_val(text, 0.1)
-        for documents in (split.train, split.val):
+        for documents in corpus.split_train_val(text, 0.1):
             for _ in corpus.tokenize_documents(documents, TOKENIZER):
                 pass
         text.close()
