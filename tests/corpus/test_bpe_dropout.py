@@ -9,7 +9,7 @@ import pytest
 from support.corpora import tokenize
 from support.models import TEXT
 from support.runs import contents, request, resume
-from tgen import corpus, runs
+from tgen import runs
 from tgen.config.training import TrainConfig
 from tgen.corpus import TokenDataset
 from tgen.corpus.dataset import split_tokens
@@ -27,7 +27,8 @@ def tokenizer() -> Tokenizer:
 def make_dataset(tokenizer: Tokenizer) -> TokenDataset:
     documents = [(line, line) for line in TEXT.splitlines(keepends=True) if line.strip()]
     return TokenDataset(
-        **corpus.token_arrays(tokenize(documents, tokenizer), tokenize([], tokenizer)),
+        train=tokenize(documents, tokenizer),
+        val=tokenize([], tokenizer),
         val_bytes=0,
         context_length=24,
         batch_size=5,

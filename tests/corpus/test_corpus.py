@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.corpora import make_corpus, tokenize
 from tgen import corpus
-from tgen.corpus import TokenDataset, jsonl
+from tgen.corpus import TokenDataset, Tokens, jsonl
 from tgen.corpus.dataset import _count_windows
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
@@ -86,15 +86,15 @@ def test_corpus_without_text_is_not_called_empty(tmp_path, name, content):
 def test_parts_are_tokenized_separately_and_an_end_follows_each_document():
     text = tokenize([(b"ab", b"c"), (b"a",)], CHAR)
     a, b, c = CHAR.encode(b"abc")
-    assert text.tokens.tolist() == [a, b, c, 0, a, 0]
+    assert text.ids.tolist() == [a, b, c, 0, a, 0]
 
 
 def test_text_cut_by_the_split_has_one_end_of_text():
     text = b"abcabcabca"
     train, val = corpus.split_train_val(make_corpus([(text,)]), 0.5)
     halves = [tokenize(train, CHAR, open_end=train.open_end), tokenize(val, CHAR)]
-    joined = np.concatenate([half.tokens for half in halves])
-    assert joined.tolist() == tokenize([(text,)], CHAR).tokens.tolist()
+    joined = np.concatenate([half.ids for half in halves])
+    assert joined.tolist() == tokenize([(text,)], CHAR).ids.tolist()
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.floats(0, 0.99))
@@ -130,8 +130,8 @@ def make_dataset(
     n_train: int, n_val: int, context_length: int, batch_size: int = 4
 ) -> TokenDataset:
     return TokenDataset(
-        train=np.arange(n_train, dtype=np.uint16),
-        val=np.arange(n_train, n_train + n_val, dtype=np.uint16),
+        train=Tokens(np.arange(n_train, dtype=np.uint16)),
+        val=Tokens(np.arange(n_train, n_train + n_val, dtype=np.uint16)),
         val_bytes=n_val,
         context_length=context_length,
         batch_size=batch_size,
@@ -151,7 +151,7 @@ def test_batches_are_windows_and_a_function_of_the_step():
 
 def epoch_targets(dataset: TokenDataset, epoch: int) -> list[int]:
     """Return the targets of an epoch, each as often as it is one."""
-    n_windows, _ = _count_windows(len(dataset.train) - 1, dataset.context_length)
+    n_windows, _ = _count_windows(len(dataset.train.ids) - 1, dataset.context_length)
     targets = []
     for window in range(epoch * n_windows, (epoch + 1) * n_windows):
         tokens, mask, _ = dataset.batch(window)
@@ -196,13 +196,14 @@ def test_short_last_window_without_a_target_is_omitted():
     dataset = make_dataset(50, 30, 20)
     masks = np.arange(30) < 20
     assert sum(1 for _ in dataset.val_windows(1000)) == 2
-    (batch,) = replace(dataset, val_loss_mask=masks).val_windows(1000)
+    (batch,) = replace(dataset, val=replace(dataset.val, loss_mask=masks)).val_windows(1000)
     assert batch.loss_mask.sum() == 20
 
 
 def test_loss_mask_of_the_text_holds_in_short_windows():
     masks = np.arange(1000) % 3 == 0
-    dataset = replace(make_dataset(1000, 0, 125, batch_size=1), train_loss_mask=masks)
+    dataset = make_dataset(1000, 0, 125, batch_size=1)
+    dataset = replace(dataset, train=replace(dataset.train, loss_mask=masks))
     assert epoch_targets(dataset, 0) == list(range(3, 1000, 3))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.models import make_model
-from tgen.corpus import PackedRows
+from tgen.corpus import PackedRows, Tokens
 from tgen.corpus.packing import assign_windows
 from tgen.training.evaluation import LossModule, evaluate, to_device
 
@@ -27,14 +27,10 @@ def make_rows(lengths, *, context_length=16, batch_size=3, seed=1, n_vocab=200):
     starts = np.cumsum([0, *lengths[:-1]])
     mask[starts] = False
     mask[starts + np.array(lengths) - 1] = True
-    values = np.array(lengths, np.int64)
+    rows = Tokens(tokens, mask, np.array(lengths, np.int64))
     return PackedRows(
-        train=tokens,
-        val=tokens,
-        train_loss_mask=mask,
-        val_loss_mask=mask,
-        train_lengths=values,
-        val_lengths=values,
+        train=rows,
+        val=rows,
         val_bytes=n,
         context_length=context_length,
         batch_size=batch_size,
@@ -65,8 +61,8 @@ def rows_of(batch):
 def test_every_row_is_seen_whole_once_per_epoch(lengths, n_ranks, seed):
     dataset = make_rows(lengths, batch_size=4, seed=seed, n_vocab=None)
     starts = np.cumsum([0, *lengths])
-    rows = [dataset.train[a:b] for a, b in itertools.pairwise(starts)]
-    masks = [dataset.train_loss_mask[a:b] for a, b in itertools.pairwise(starts)]
+    rows = [dataset.train.ids[a:b] for a, b in itertools.pairwise(starts)]
+    masks = [dataset.train.loss_mask[a:b] for a, b in itertools.pairwise(starts)]
     expected = Counter(
         (tuple(row.tolist()), tuple(row[mask].tolist()))
         for row, mask in zip(rows, masks, strict=True)
@@ -87,7 +83,7 @@ def test_every_held_out_row_is_evaluated_once(lengths):
     dataset = make_rows(lengths, n_vocab=None)
     windows = list(dataset.val_windows(1 << 20))
     targets = [t for batch in windows for t in batch.tokens[:, 1:][batch.loss_mask].tolist()]
-    assert sorted(targets) == sorted(dataset.val[dataset.val_loss_mask].tolist())
+    assert sorted(targets) == sorted(dataset.val.ids[dataset.val.loss_mask].tolist())
     assert dataset.val_tokens == len(targets) == dataset.train_tokens
     some = list(dataset.val_windows(max(1, sum(lengths) // 3)))
     assert sum(len(batch.tokens) for batch in some) <= -(-len(lengths) // 3) + 1
@@ -124,11 +120,11 @@ def test_packed_rows_have_the_losses_that_they_have_alone():
     with torch.no_grad():
         alone = 0.0
         for start, n in zip(starts, lengths, strict=False):
-            ids = torch.from_numpy(dataset.train[start : start + n].astype(np.int64))
+            ids = torch.from_numpy(dataset.train.ids[start : start + n].astype(np.int64))
             log_p = model(ids[None, :-1])[0].log_softmax(-1)
             nats = -log_p[torch.arange(n - 1), ids[1:]]
             alone += float(
-                nats[torch.from_numpy(dataset.train_loss_mask[start + 1 : start + n])].sum()
+                nats[torch.from_numpy(dataset.train.loss_mask[start + 1 : start + n])].sum()
             )
         device = torch.device("cpu")
         batches = [dataset.batch(step) for step in range(dataset.n_windows)]

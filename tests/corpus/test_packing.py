@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.corpora import tokenize
+from support.corpora import tokenize, tokenize_counting
 from support.models import make_model
 from support.runs import load_run, resume
 from tgen import corpus, runs
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.errors import CorpusError
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
@@ -33,10 +33,11 @@ def make_dataset(
     rows: list[tuple[bytes, ...]], context_length: int, batch_size: int = 2
 ) -> TokenDataset:
     """The rows are both the training and the validation split."""
-    text = tokenize(rows, CHAR)
+    text, n_bytes, _ = tokenize_counting(rows, CHAR)
     return TokenDataset(
-        **corpus.token_arrays(text, text),
-        val_bytes=text.target_bytes,
+        text,
+        text,
+        val_bytes=n_bytes,
         context_length=context_length,
         batch_size=batch_size,
         seed=3,
@@ -88,12 +89,12 @@ def test_documents_and_a_kv_cache_are_mutually_exclusive():
 
 
 def test_loss_mask_covers_completions_with_their_end_and_whole_texts():
-    text = tokenize([(b"ab", b"c"), (b"ab",)], CHAR)
+    text, n_bytes, _ = tokenize_counting([(b"ab", b"c"), (b"ab",)], CHAR)
     assert text.loss_mask.astype(int).tolist() == [0, 0, 1, 1, 1, 1, 1]
-    assert text.target_bytes == 3
-    everywhere = tokenize([(b"ab", b"c"), (b"ab",)], CHAR, loss_on="all")
+    assert n_bytes == 3
+    everywhere, n_bytes, _ = tokenize_counting([(b"ab", b"c"), (b"ab",)], CHAR, loss_on="all")
     assert everywhere.loss_mask is None
-    assert everywhere.target_bytes == 5
+    assert n_bytes == 5
     assert tokenize([(b"ab",), (b"c",)], CHAR).loss_mask is None
 
 
@@ -117,13 +118,12 @@ def test_windows_within_a_document_have_no_document_numbers():
 def test_each_validation_token_in_the_loss_is_predicted_exactly_once(loss_mask, context_length):
     val = np.arange(10, 10 + len(loss_mask), dtype=np.uint16)
     dataset = TokenDataset(
-        train=np.arange(10, dtype=np.uint16),
-        val=val,
+        train=Tokens(np.arange(10, dtype=np.uint16)),
+        val=Tokens(val, np.array(loss_mask)),
         val_bytes=1,
         context_length=context_length,
         batch_size=1,
         seed=0,
-        val_loss_mask=np.array(loss_mask),
     )
     batches = list(dataset.val_windows(1 << 20))
     predicted = np.concatenate([[0], *(batch.tokens[:, 1:][batch.loss_mask] for batch in batches)])
@@ -217,7 +217,12 @@ def test_loss_on_sets_the_loss_mask_saved_with_the_run(rows):
     assert set(tokens) == {"train", "val", "train_loss_mask", "val_loss_mask"}
     assert run["held_out_bytes"] == 10 * 2  # of the answers 31 to 40
     dataset = TokenDataset(
-        **tokens, end_of_text=END, val_bytes=20, context_length=48, batch_size=2, seed=1337
+        *corpus.tokens_of(tokens),
+        end_of_text=END,
+        val_bytes=20,
+        context_length=48,
+        batch_size=2,
+        seed=1337,
     )
     config = ModelConfig(**run["plan"]["model"])
     untrained = new_state(

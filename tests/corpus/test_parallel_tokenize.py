@@ -49,7 +49,7 @@ def forked_workers(monkeypatch):
 
 
 def tokenize(documents, tokenizer, **options):
-    """The tokens, and the reports of bytes done."""
+    """The tokens with what is counted, and the reports of bytes done."""
     return run_generator(corpus.tokenize_documents(documents, tokenizer, **options))
 
 
@@ -72,24 +72,25 @@ def make_tokenizer(kind):
 def test_any_number_of_processes_gives_the_same_tokens(kind, n, options):
     tokenizer = make_tokenizer(kind)
     documents = [document for several in DOCUMENTS.values() for document in several]
-    one, done = tokenize(documents, tokenizer, **options)
-    several, also_done = tokenize(documents, tokenizer, processes=n, **options)
-    assert several.tokens.dtype == one.tokens.dtype
-    assert np.array_equal(several.tokens, one.tokens)
+    (one, *counts), done = tokenize(documents, tokenizer, **options)
+    (several, *also_counts), also_done = tokenize(documents, tokenizer, processes=n, **options)
+    assert several.ids.dtype == one.ids.dtype
+    assert np.array_equal(several.ids, one.ids)
     assert np.array_equal(several.loss_mask, one.loss_mask)
-    assert (several.target_bytes, also_done) == (one.target_bytes, done)
+    assert (also_counts, also_done) == (counts, done)
 
 
 @pytest.mark.usefixtures("forked_workers")
 def test_replaced_characters_are_counted_with_any_number_of_processes():
     tokenizer = smollm2_like(train_bpe([TEXT], vocab_size=300))
     documents = [(b"one\x04 two\n" * 900,), (b"", b"\xff", "\U00040000é".encode() * 700)]
-    one, _ = tokenize(documents, tokenizer)
-    two, _ = tokenize(documents, tokenizer, processes=2)
-    assert one.n_replaced == two.n_replaced == 900 + 1 + 700
-    assert np.array_equal(one.tokens, two.tokens)
+    (one, _, n_replaced), _ = tokenize(documents, tokenizer)
+    (two, _, also_replaced), _ = tokenize(documents, tokenizer, processes=2)
+    assert n_replaced == also_replaced == 900 + 1 + 700
+    assert np.array_equal(one.ids, two.ids)
     clean = [[part.replace(b"\x04", "\ufffd".encode()) for part in documents[0]]]
-    assert one.tokens.tolist()[: 900 * 5] == tokenize(clean, tokenizer)[0].tokens.tolist()[:4500]
+    (expected, *_), _ = tokenize(clean, tokenizer)
+    assert one.ids.tolist()[: 900 * 5] == expected.ids.tolist()[:4500]
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -106,12 +107,12 @@ def test_text_that_the_tokenizer_cannot_encode_is_its_error_in_every_process(pro
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_are_their_tokens_and_an_end(name):
     documents, tokenizer = DOCUMENTS[name], train_char([TEXT])
-    result, done = tokenize(documents, tokenizer)
+    (result, *_), done = tokenize(documents, tokenizer)
     whole = [
         [*tokenizer.encode(b"".join(part[:] for part in parts)), tokenizer.end_of_text]
         for parts in documents
     ]
-    assert result.tokens.tolist() == [i for ids in whole for i in ids]
+    assert result.ids.tolist() == [i for ids in whole for i in ids]
     n_bytes = sum(map(document_size, documents))
     assert done[-1:] == [n_bytes][: len(done)]
 

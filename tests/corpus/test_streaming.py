@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.corpora import tokenize as tokenize_all
+from support.corpora import tokenize_counting
 from tgen import corpus
 from tgen.corpus import documents, sources, split, tokenize
 from tgen.errors import CorpusError
@@ -182,7 +183,7 @@ def test_corpus_on_disk_is_split_and_subsampled_as_a_list_in_ram(
     halves = [
         tokenize_all(documents, CHAR, open_end=train.open_end) for documents in (expected[0], train)
     ]
-    assert halves[0].tokens[:].tolist() == halves[1].tokens[:].tolist()
+    assert halves[0].ids[:].tolist() == halves[1].ids[:].tolist()
 
 
 @pytest.mark.usefixtures("small")
@@ -218,7 +219,7 @@ def test_pieces_have_the_tokens_of_the_whole_text(tokenizer, words):
 @SETTINGS
 def test_bytes_are_never_lost_between_pieces(tokenizer, data):
     result = tokenize_all([(data,), (data[::-1], b"end")], tokenizer)
-    assert tokenizer.decode(result.tokens[:].tolist()) == data + data[::-1] + b"end"
+    assert tokenizer.decode(result.ids[:].tolist()) == data + data[::-1] + b"end"
 
 
 def test_text_without_lines_is_cut_at_words_and_then_at_characters():
@@ -291,8 +292,9 @@ def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         read = corpus.read([str(tmp_path / "long.txt")])
         train, val = corpus.split_train_val(read, 0.1)
         assert corpus.subsample_documents(train, 1000) is not train
-        tokens = tokenize_all(train, bytes_only, open_end=True).tokens
-        assert tokenize_all(val, bytes_only).target_bytes + len(tokens) == 13_000 * n
+        tokens = tokenize_all(train, bytes_only, open_end=True).ids
+        _, n_val, _ = tokenize_counting(val, bytes_only)
+        assert n_val + len(tokens) == 13_000 * n
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2_000_000  # of 5 MB of text and 10 MB of tokens

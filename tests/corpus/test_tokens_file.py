@@ -55,19 +55,19 @@ def test_batches_from_disk_equal_those_from_memory(
     arrays = corpus.token_arrays(*sides)
     options = dict(
         val_bytes=1,
-        context_length=min(context_length, len(arrays["train"]) - 1),
+        context_length=min(context_length, len(sides[0].ids) - 1),
         batch_size=3,
         seed=5,
         end_of_text=tokenizer.end_of_text,
         merge_pairs=tokenizer.merge_pairs,
     )
-    memory = TokenDataset(**arrays, **options)
+    memory = TokenDataset(*sides, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(safetensors_file, "IN_MEMORY", -1)
         patch.setattr("tgen.storage.disk_array._BLOCK", 64)
         loaded = save_and_load(tmp_path_factory.mktemp("run"), arrays)
         assert all(isinstance(array, DiskArray) for array in loaded.values())
-        disk = TokenDataset(**loaded, **options)
+        disk = TokenDataset(*corpus.tokens_of(loaded), **options)
         assert disk.train_tokens == memory.train_tokens
         assert disk.val_tokens == memory.val_tokens
         pairs = [
@@ -87,7 +87,7 @@ def test_batches_from_disk_equal_those_from_memory(
 @pytest.mark.usefixtures("on_disk")
 def test_safetensors_library_reads_the_file(tmp_path):
     text = tokenize_all([(b"ab", b"c" * 90), (b"a", b"b")], CHAR)
-    assert isinstance(text.tokens, DiskArray)
+    assert isinstance(text.ids, DiskArray)
     assert isinstance(text.loss_mask, DiskArray)
     arrays = corpus.token_arrays(text, tokenize_all([(b"cab",)], CHAR))
     loaded = save_and_load(tmp_path, arrays)

@@ -84,8 +84,7 @@ def test_lengths_of_rows_are_read_in_blocks(tokenizer, monkeypatch):
             reads.append(key)
             return np.asarray(self)[key]
 
-    tokens = {"train": text, "train_loss_mask": mask.view(Mask)}
-    found, are_all = row_lengths(tokens, tokenizer)
+    found, are_all = row_lengths(corpus.Tokens(text, mask.view(Mask)), tokenizer)
     assert found.tolist() == lengths[~masked].tolist()
     assert not are_all
     assert len(reads) == -(-len(mask) // 8)

@@ -9,7 +9,7 @@ import pytest
 
 from support.models import TEXT
 from support.runs import TRAINED, contents, load_run, plan_of, progress, request, resume, start_run
-from tgen import runs
+from tgen import corpus, runs
 from tgen.checkpoint import model_dir
 from tgen.config import Family
 from tgen.config.training import TrainConfig
@@ -75,8 +75,7 @@ def test_saved_weights_have_the_best_reported_loss(tmp_path):
     bundle = model_dir.load(tmp_path / "model")
     run, tokens = load_run(tmp_path / "model")
     store = TokenDataset(
-        train=tokens["train"],
-        val=tokens["val"],
+        *corpus.tokens_of(tokens),
         batch_size=1,
         seed=0,
         val_bytes=run["held_out_bytes"],

@@ -10,7 +10,7 @@ import torch
 from support.models import TEXT, make_model
 from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
-from tgen.corpus import TokenDataset, read
+from tgen.corpus import TokenDataset, Tokens, read
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.reports.score import TokenScore
 from tgen.scoring import score_documents
@@ -68,8 +68,8 @@ def test_score_equals_the_evaluation_of_training(open_random):
     model = open_random("qwen3")
     ids = model.tokenizer.encode(PART)
     data = TokenDataset(
-        train=np.array([model.tokenizer.end_of_text], np.uint16),
-        val=np.array(ids, np.uint16),
+        train=Tokens(np.array([model.tokenizer.end_of_text], np.uint16)),
+        val=Tokens(np.array(ids, np.uint16)),
         val_bytes=len(PART),
         context_length=48,
         batch_size=1,

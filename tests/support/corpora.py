@@ -22,7 +22,12 @@ def make_corpus(documents, *, rows=False):
 
 
 def tokenize(documents, tokenizer, **options):
-    """Tokenize documents without progress reports."""
+    """Return the tokens of documents."""
+    return tokenize_counting(documents, tokenizer, **options)[0]
+
+
+def tokenize_counting(documents, tokenizer, **options):
+    """Return the tokens of documents, their bytes in the loss, and the replaced characters."""
     return run_generator(corpus.tokenize_documents(documents, tokenizer, **options))[0]
 
 

@@ -11,7 +11,7 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.errors import TrainingError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RollbackReport, StepReport
@@ -61,8 +61,8 @@ def test_step_that_is_not_finite_changes_nothing(monkeypatch, optimizer, kernel_
     )
     tokens = np.arange(40, dtype=np.uint16)
     store = TokenDataset(
-        train=tokens,
-        val=tokens[:0],
+        train=Tokens(tokens),
+        val=Tokens(tokens[:0]),
         val_bytes=0,
         context_length=8,
         batch_size=2,

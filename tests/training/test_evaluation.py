@@ -6,7 +6,7 @@ import torch
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.model.precision import has_bfloat16_units
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import (
@@ -25,8 +25,8 @@ def test_bits_per_byte_match_the_definition():
     )
     tokens = np.random.default_rng(0).integers(0, 40, 60).astype(np.uint16)
     store = TokenDataset(
-        train=tokens[:30],
-        val=tokens[30:],
+        train=Tokens(tokens[:30]),
+        val=Tokens(tokens[30:]),
         val_bytes=100,
         context_length=8,
         batch_size=1,
@@ -57,7 +57,7 @@ def test_logits_are_scaled_for_the_lowest_loss_in_the_saved_weights_as_well(fami
         while len(text) < 500:  # sampled at temperature 2, each token in its window of 8
             window = torch.tensor([text[(len(text) - 1) // 8 * 8 :]])
             text += torch.softmax(state.model(window)[0, -1] / 2, 0).multinomial(1).tolist()
-    tokens = np.array(text, np.uint16)
+    tokens = Tokens(np.array(text, np.uint16))
     store = TokenDataset(
         train=tokens, val=tokens, val_bytes=600, context_length=8, batch_size=1, seed=0
     )

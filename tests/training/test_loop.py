@@ -8,7 +8,7 @@ import torch
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training.loop import train
@@ -30,8 +30,8 @@ def test_minutes_end_in_time_and_the_decay_is_stored():
         ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
     )
     store = TokenDataset(
-        train=np.arange(40, dtype=np.uint16),
-        val=np.zeros(0, np.uint16),
+        train=Tokens(np.arange(40, dtype=np.uint16)),
+        val=Tokens(np.zeros(0, np.uint16)),
         val_bytes=0,
         context_length=8,
         batch_size=2,
@@ -56,7 +56,7 @@ def test_slow_first_step_ends_the_run():
     model = Transformer(
         ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
     )
-    tokens = np.arange(40, dtype=np.uint16)
+    tokens = Tokens(np.arange(40, dtype=np.uint16))
     store = TokenDataset(
         train=tokens, val=tokens, val_bytes=40, context_length=8, batch_size=2, seed=0
     )
@@ -78,7 +78,7 @@ def test_slower_steps_than_planned_leave_more_time_for_the_end():
 
 def test_last_evaluation_is_repeated_with_a_better_logit_scale():
     shape = {"vocab_size": 40, "n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 8}
-    tokens = np.random.default_rng(0).integers(40, size=400, dtype=np.uint16)
+    tokens = Tokens(np.random.default_rng(0).integers(40, size=400, dtype=np.uint16))
     store = TokenDataset(
         train=tokens, val=tokens, val_bytes=400, context_length=8, batch_size=2, seed=0
     )

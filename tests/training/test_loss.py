@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.model.transformer import Transformer
 from tgen.training import evaluation as loss_module
 from tgen.training.evaluation import cross_entropy, loss_and_derivatives
@@ -86,9 +86,8 @@ def test_micro_batches_train_the_same():
         shape = dict(vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
         state = TrainState(Transformer(ModelConfig.of("qwen3", **shape)).double(), config)
         store = TokenDataset(
-            train=tokens,
-            train_loss_mask=loss_mask,
-            val=tokens[:0],
+            train=Tokens(tokens, loss_mask),
+            val=Tokens(tokens[:0]),
             val_bytes=0,
             context_length=8,
             batch_size=4,

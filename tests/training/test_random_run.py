@@ -60,5 +60,5 @@ def test_random_tokens_cover_the_vocabulary():
         text = random_dataset(
             ModelConfig.of("qwen3", **SHAPE | {"vocab_size": size}), ResolvedTrainConfig()
         )
-        assert text.train.min() == 0
-        assert text.train.max() == size - 1
+        assert text.train.ids.min() == 0
+        assert text.train.ids.max() == size - 1

@@ -27,7 +27,7 @@ def run_steps(options: argparse.Namespace) -> None:
     import torch
 
     from tgen.config.training import ResolvedTrainConfig
-    from tgen.corpus import TokenDataset
+    from tgen.corpus import TokenDataset, Tokens
     from tgen.lora.layout import new_shapes
     from tgen.model.precision import computes_bfloat16
     from tgen.planning.memory import peak_bytes
@@ -62,8 +62,8 @@ def run_steps(options: argparse.Namespace) -> None:
     del arrays
     tokens = np.random.default_rng(0).integers(model.vocab_size, size=1 << 15).astype(np.uint16)
     dataset = TokenDataset(
-        train=tokens,
-        val=tokens[:0],
+        train=Tokens(tokens),
+        val=Tokens(tokens[:0]),
         val_bytes=0,
         context_length=options.tokens,
         batch_size=2,

@@ -4,7 +4,7 @@ paths -> documents -> training and validation documents -> tokens -> batch(step)
 """
 
 from tgen.corpus.conversation import Conversation, parse_conversation
-from tgen.corpus.dataset import Batch, TokenDataset
+from tgen.corpus.dataset import Batch, TokenDataset, Tokens, token_arrays, tokens_of
 from tgen.corpus.documents import Corpus, Document, Documents, read, read_in_steps, read_text
 from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
@@ -18,9 +18,7 @@ from tgen.corpus.split import (
 )
 from tgen.corpus.tokenize import (
     ArrayBuilder,
-    TokenizedCorpus,
     begin_of_document,
-    token_arrays,
     tokenize_documents,
 )
 
@@ -34,7 +32,7 @@ __all__ = [
     "Documents",
     "PackedRows",
     "TokenDataset",
-    "TokenizedCorpus",
+    "Tokens",
     "begin_of_document",
     "count_bigrams",
     "count_dropped",
@@ -50,4 +48,5 @@ __all__ = [
     "subsample_documents",
     "token_arrays",
     "tokenize_documents",
+    "tokens_of",
 ]

@@ -9,7 +9,7 @@ them. Provilkov et al. 2020 (BPE-dropout) skip merges while encoding, Sims et al
 split tokens of an encoded text into any two others; here merges are undone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -57,30 +57,65 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """A split of a corpus as tokens, in memory or on disk."""
+
+    ids: Array  # (n,) uint16 or uint32
+    loss_mask: Array | None = None  # (n,) bool; None: every token is in the loss
+    row_lengths: Array | None = None  # (r,) int64: tokens of rows that are packed whole
+
+    @property
+    def n_targets(self) -> int:
+        """Number of tokens in the loss."""
+        mask = self.loss_mask
+        return len(self.ids) if mask is None else sum(int(block.sum()) for block in blocks(mask))
+
+
+def token_arrays(train: Tokens, val: Tokens) -> dict[str, Array]:
+    """Return the arrays of a run's token file by name."""
+    arrays = {
+        "train": train.ids,
+        "val": val.ids,
+        "train_loss_mask": train.loss_mask,
+        "val_loss_mask": val.loss_mask,
+        "train_lengths": train.row_lengths,
+        "val_lengths": val.row_lengths,
+    }
+    return {name: values for name, values in arrays.items() if values is not None}
+
+
+def tokens_of(arrays: Mapping[str, Array]) -> tuple[Tokens, Tokens]:
+    """Return the training and validation tokens that `token_arrays` gave these arrays."""
+    train, val = (
+        Tokens(arrays[name], arrays.get(f"{name}_loss_mask"), arrays.get(f"{name}_lengths"))
+        for name in ("train", "val")
+    )
+    return train, val
+
+
+@dataclass(frozen=True)
 class TokenDataset:
     """The training and validation tokens, and the order in which training sees them."""
 
-    train: Array  # (n,) uint16 or uint32
-    val: Array  # (m,); empty without a validation split
+    train: Tokens
+    val: Tokens  # empty without a validation split
     val_bytes: int  # bytes of the text whose tokens are in the loss
     context_length: int
     batch_size: int
     seed: int
     end_of_text: int | None = None  # the token between documents; None: treated as one document
     begin_of_text: int | None = None  # the first token of each document; None: they have none
-    train_loss_mask: Array | None = None  # (n,) bool; None: every token
-    val_loss_mask: Array | None = None  # (m,)
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
 
     @property
     def train_tokens(self) -> int:
         """Number of training tokens in the loss."""
-        return _count_targets(self.train, self.train_loss_mask)
+        return self.train.n_targets
 
     @property
     def val_tokens(self) -> int:
         """Number of validation tokens in the loss."""
-        return _count_targets(self.val, self.val_loss_mask)
+        return self.val.n_targets
 
     def batch(
         self,
@@ -106,8 +141,8 @@ class TokenDataset:
         windows = [self._train_window(first + row) for row in all_rows]
         starts = [start for start, _ in windows]
         sizes = np.array([size for _, size in windows])
-        tokens = _cut_windows(self.train, starts, length + 1).astype(np.int64)
-        mask = self.train_loss_mask
+        tokens = _cut_windows(self.train.ids, starts, length + 1).astype(np.int64)
+        mask = self.train.loss_mask
         mask = None if mask is None else _cut_windows(mask, starts, length + 1)
         if (sizes < length).any():
             is_inside = np.arange(length + 1) <= sizes[:, None]
@@ -125,7 +160,7 @@ class TokenDataset:
 
     def _train_window(self, i: int) -> tuple[int, int]:
         """Return the start and the number of targets of the `i`-th window of the training."""
-        length, n_targets = self.context_length, len(self.train) - 1
+        length, n_targets = self.context_length, len(self.train.ids) - 1
         n_windows, first_sizes = _count_windows(n_targets, length)
         epoch, i = divmod(i, n_windows)
         first_size, order = _shuffle_epoch(self.seed, epoch, n_windows, first_sizes)
@@ -139,15 +174,15 @@ class TokenDataset:
         training text for the first). Windows without a target in the loss are omitted. If there
         are more than `max_tokens`, an evenly spread part is taken.
         """
-        stream = np.concatenate([self.train[-1:], self.val[:]])
-        mask = self.val_loss_mask
+        stream = np.concatenate([self.train.ids[-1:], self.val.ids[:]])
+        mask = self.val.loss_mask
         if mask is not None:
             mask = np.concatenate([[False], mask[:]])  # the first token is not a target
         yield from self._spread_windows(stream, mask, max_tokens)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield about `max_tokens` of the training text, in windows spread evenly over it."""
-        yield from self._spread_windows(self.train, self.train_loss_mask, max_tokens)
+        yield from self._spread_windows(self.train.ids, self.train.loss_mask, max_tokens)
 
     def _spread_windows(
         self, stream: Array, mask: Array | None, max_tokens: int
@@ -228,10 +263,6 @@ def _count_windows(n_targets: int, length: int) -> tuple[int, range]:
     least = max(1, n_targets - (n_windows - 1) * length)
     most = min(length, n_targets - (n_windows - 2) * length - 1)
     return n_windows, range(least, most + 1)
-
-
-def _count_targets(tokens: Array, mask: Array | None) -> int:
-    return len(tokens) if mask is None else sum(int(block.sum()) for block in blocks(mask))
 
 
 def _window_starts(n_tokens: int, mask: Array | None, length: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.corpus.dataset import Batch
+from tgen.corpus.dataset import Batch, Tokens
 from tgen.storage.disk_array import Array, blocks
 
 _EVAL_TOKENS = 8192  # per batch of an evaluation, with padding
@@ -23,14 +23,13 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The rows to train on and the held-out rows, concatenated, and the order of training."""
+    """The rows to train on and the held-out rows, concatenated, and the order of training.
 
-    train: Array  # (n,) uint16 or uint32
-    val: Array  # (m,); empty without held-out rows
-    train_loss_mask: Array  # (n,) bool
-    val_loss_mask: Array  # (m,)
-    train_lengths: Array  # (r,) int64: tokens per row, at most context_length + 1
-    val_lengths: Array  # (s,)
+    Both have a loss mask and the tokens per row, at most `context_length` + 1.
+    """
+
+    train: Tokens
+    val: Tokens  # empty without held-out rows
     val_bytes: int  # bytes of the text whose tokens are in the loss
     context_length: int
     batch_size: int
@@ -40,12 +39,17 @@ class PackedRows:
     @property
     def train_tokens(self) -> int:
         """Number of training tokens in the loss."""
-        return sum(int(block.sum()) for block in blocks(self.train_loss_mask))
+        return self.train.n_targets
 
     @property
     def val_tokens(self) -> int:
         """Number of validation tokens in the loss."""
-        return sum(int(block.sum()) for block in blocks(self.val_loss_mask))
+        return self.val.n_targets
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows to train on."""
+        return len(self._row_lengths)
 
     @cached_property
     def n_windows(self) -> int:
@@ -69,27 +73,19 @@ class PackedRows:
         windows = range(self.batch_size) if rows is None else rows
         first = step * self.batch_size if first is None else first
         packed = [self._window(first + i) for i in windows]
-        return self._make_batch(
-            packed, self.train, self.train_loss_mask, self._train_starts, self.context_length
-        )
+        return _make_batch(packed, self.train, self._train_starts, self.context_length)
 
     def val_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield held-out rows, one per window: all, or evenly spread ones of `max_tokens`."""
-        yield from self._single_rows(self.val, self.val_loss_mask, self._val_starts, max_tokens)
+        yield from _single_rows(self.val, _starts(self.val), max_tokens)
 
     def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield rows to train on, one per window: all, or evenly spread ones of `max_tokens`."""
-        yield from self._single_rows(
-            self.train, self.train_loss_mask, self._train_starts, max_tokens
-        )
+        yield from _single_rows(self.train, self._train_starts, max_tokens)
 
     @cached_property
     def _train_starts(self) -> Indices:
-        return _starts(self.train_lengths)
-
-    @cached_property
-    def _val_starts(self) -> Indices:
-        return _starts(self.val_lengths)
+        return _starts(self.train)
 
     @cached_property
     def _row_lengths(self) -> Indices:
@@ -120,44 +116,49 @@ class PackedRows:
             self._epochs[epoch] = random.permutation(self.n_windows), rows
         return self._epochs[epoch]
 
-    def _single_rows(
-        self, tokens: Array, mask: Array, starts: Indices, max_tokens: int
-    ) -> Iterator[Batch]:
-        lengths = np.diff(starts)
-        every = max(1, -(-int(lengths.sum()) // max_tokens))
-        rows = np.arange(len(lengths))[::every]
-        rows = rows[np.argsort(-lengths[rows], kind="stable")]  # alike lengths need little padding
-        first = 0
-        while first < len(rows):
-            length = max(1, int(lengths[rows[first]]) - 1)
-            end = first + max(1, _EVAL_TOKENS // length)
-            yield self._make_batch(rows[first:end, None], tokens, mask, starts, length)
-            first = end
 
-    def _make_batch(
-        self,
-        windows: Sequence[Indices] | Indices,
-        tokens: Array,
-        mask: Array,
-        starts: Indices,
-        length: int,
-    ) -> Batch:
-        """Return windows of `length` + 1 tokens, each with some rows of `tokens`."""
-        shape = (len(windows), length + 1)
-        ids, in_loss = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-        documents = np.zeros(shape, np.int32)
-        for i, rows in enumerate(windows):
-            position = 0
-            for number, row in enumerate(map(int, rows)):
-                part = slice(int(starts[row]), int(starts[row + 1]))
-                end = position + part.stop - part.start
-                ids[i, position:end], in_loss[i, position:end] = tokens[part], mask[part]
-                documents[i, position:end] = number
-                position = end
-            documents[i, position:] = len(rows)  # the padding
-        # The first token of a row is never a target, so none is predicted from another row.
-        shifted = np.ascontiguousarray(in_loss[:, 1:]), np.ascontiguousarray(documents[:, :-1])
-        return Batch(ids, *shifted)
+def _single_rows(tokens: Tokens, starts: Indices, max_tokens: int) -> Iterator[Batch]:
+    """Yield rows, one per window: all, or evenly spread ones of `max_tokens`."""
+    lengths = np.diff(starts)
+    every = max(1, -(-int(lengths.sum()) // max_tokens))
+    rows = np.arange(len(lengths))[::every]
+    rows = rows[np.argsort(-lengths[rows], kind="stable")]  # alike lengths need little padding
+    first = 0
+    while first < len(rows):
+        length = max(1, int(lengths[rows[first]]) - 1)
+        end = first + max(1, _EVAL_TOKENS // length)
+        yield _make_batch(rows[first:end, None], tokens, starts, length)
+        first = end
+
+
+def _make_batch(
+    windows: Sequence[Indices] | Indices, tokens: Tokens, starts: Indices, length: int
+) -> Batch:
+    """Return windows of `length` + 1 tokens, each with some rows of `tokens`."""
+    assert tokens.loss_mask is not None
+    shape = (len(windows), length + 1)
+    ids, in_loss = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    documents = np.zeros(shape, np.int32)
+    for i, rows in enumerate(windows):
+        position = 0
+        for number, row in enumerate(map(int, rows)):
+            part = slice(int(starts[row]), int(starts[row + 1]))
+            end = position + part.stop - part.start
+            ids[i, position:end] = tokens.ids[part]
+            in_loss[i, position:end] = tokens.loss_mask[part]
+            documents[i, position:end] = number
+            position = end
+        documents[i, position:] = len(rows)  # the padding
+    # The first token of a row is never a target, so none is predicted from another row.
+    shifted = np.ascontiguousarray(in_loss[:, 1:]), np.ascontiguousarray(documents[:, :-1])
+    return Batch(ids, *shifted)
+
+
+def _starts(tokens: Tokens) -> Indices:
+    """(r + 1,): where each row starts, and where the last one ends."""
+    assert tokens.row_lengths is not None
+    starts: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens.row_lengths[:])])
+    return starts
 
 
 def document_lengths(tokens: Array, end_of_text: int) -> Indices:
@@ -188,9 +189,3 @@ def assign_windows(lengths: Sequence[int], capacity: int) -> Indices:
         with_room[room - length].append(window)
         rooms |= 1 << (room - length)
     return windows
-
-
-def _starts(lengths: Array) -> Indices:
-    """(r,) -> (r + 1,): where each row starts, and where the last one ends."""
-    starts: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[:])])
-    return starts

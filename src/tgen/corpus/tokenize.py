@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config.training import LossOn
+from tgen.corpus.dataset import Tokens
 from tgen.corpus.documents import Document, Part
 from tgen.corpus.parallel_tokenize import Piece, encode_pieces
 from tgen.storage import files
@@ -31,16 +32,6 @@ _CUTS = (  # from cuts that change no token to those that may change one
 )
 
 
-class TokenizedCorpus(NamedTuple):
-    """Documents as tokens, with the loss mask; of conversations also the length of each row."""
-
-    tokens: Array  # (n,) uint16 or uint32
-    loss_mask: Array | None  # (n,) bool; None: every token
-    target_bytes: int  # bytes of the text whose tokens are in the loss
-    n_replaced: int = 0  # characters that the tokenizer cannot express, replaced by U+FFFD
-    row_lengths: Array | None = None  # (r,) int64: tokens of rows that are packed whole
-
-
 def tokenize_documents(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
@@ -50,15 +41,16 @@ def tokenize_documents(
     open_end: bool = False,
     folder: Path | None = None,
     processes: int = 1,
-) -> Generator[int, None, TokenizedCorpus]:
+) -> Generator[int, None, tuple[Tokens, int, int]]:
     """Concatenate the tokens of all documents, each after `begin_ids` and followed by an
     end-of-text token if there is one; with `open_end` the last one is not, since it continues in
     the other split.
 
-    Yields the number of bytes done. With `loss_on="completion"` the loss mask covers the last part
-    of a document and its end-of-text token, and so all of a text; `target_bytes` are the bytes of
-    these parts. Arrays too large for RAM go to unnamed files in `folder` (None: the system's
-    directory for temporary files). The number of `processes` does not change the tokens.
+    Yields the number of bytes done; returns the tokens, the bytes of the text whose tokens are in
+    the loss, and the number of characters that the tokenizer cannot express, replaced by U+FFFD.
+    With `loss_on="completion"` the loss mask covers the last part of a document and its end-of-text
+    token, and so all of a text. Arrays too large for RAM go to unnamed files in `folder` (None: the
+    system's directory for temporary files). The number of `processes` does not change the tokens.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tokens = ArrayBuilder(dtype, folder)
@@ -86,27 +78,13 @@ def tokenize_documents(
     if not ended and not open_end:
         tokens.append(end)
         runs.append(len(end))
-    return TokenizedCorpus(tokens.build(), _build_mask(runs, folder), target_bytes, n_replaced)
+    return Tokens(tokens.build(), _build_mask(runs, folder)), target_bytes, n_replaced
 
 
 def begin_of_document(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens before each document: those that the model saw before a text, unless that
     is the end-of-text token, which is there already."""
     return () if tokenizer.bos_ids == (tokenizer.end_of_text,) else tokenizer.bos_ids
-
-
-def token_arrays(train: TokenizedCorpus, val: TokenizedCorpus) -> dict[str, Array]:
-    """Return the arrays of a TokenDataset or PackedRows by field name; a mask only if it excludes a
-    token."""
-    arrays = {
-        "train": train.tokens,
-        "val": val.tokens,
-        "train_loss_mask": train.loss_mask,
-        "val_loss_mask": val.loss_mask,
-        "train_lengths": train.row_lengths,
-        "val_lengths": val.row_lengths,
-    }
-    return {name: values for name, values in arrays.items() if values is not None}
 
 
 def split_documents(

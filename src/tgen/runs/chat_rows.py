@@ -1,7 +1,7 @@
 """Conversations to fine-tune on: their template, held-out rows, tokens, and notes for the plan."""
 
 from array import array
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from tgen.checkpoint.chat_template import (
 )
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
-from tgen.corpus import ArrayBuilder, Corpus, Documents, TokenizedCorpus, begin_of_document
+from tgen.corpus import ArrayBuilder, Corpus, Documents, Tokens, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
@@ -41,7 +41,6 @@ from tgen.runs.tokenizing import (
     replacement_notes,
 )
 from tgen.storage import files
-from tgen.storage.disk_array import Array, blocks
 from tgen.tokenizer import Tokenizer
 
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -52,8 +51,10 @@ _SHOWN = 100  # characters of a system message
 class _RowTokens(NamedTuple):
     """Rows as tokens, and the indices of those that are not learned whole."""
 
-    tokens: TokenizedCorpus
+    tokens: Tokens
     lengths: Sequence[int]  # tokens of each example
+    target_bytes: int
+    n_replaced: int  # characters that the tokenizer cannot express
     cut: list[int]  # rows without their last answers
     left_out: list[int]  # rows without any answer
 
@@ -199,9 +200,10 @@ def tokenize_rows(
         sample_ids=sample_ids,
     )
     return PreparedText(
-        corpus.token_arrays(train.tokens, val.tokens),
-        train.tokens.target_bytes,
-        val.tokens.target_bytes,
+        train.tokens,
+        val.tokens,
+        train.target_bytes,
+        val.target_bytes,
         notes,
         tokenizer,
         question[-1]["content"].encode("utf-8", "surrogateescape"),
@@ -217,11 +219,13 @@ def check_no_bpe_dropout(config: TrainConfig) -> None:
         raise UsageError("bpe_dropout cannot be combined with conversations", "remove bpe_dropout")
 
 
-def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokenizer) -> RowsReport:
+def rows_report(chat: ChatRecord, train: Tokens, tokenizer: Tokenizer) -> RowsReport:
     """Return what the plan says of the rows, and the first of them as it will be learned."""
-    n = int(tokens["train_lengths"][:1][0])
+    assert train.row_lengths is not None
+    assert train.loss_mask is not None
+    n = int(train.row_lengths[:1][0])
     parts: list[tuple[bytes, bool]] = []
-    for i, in_loss in zip(tokens["train"][:n], tokens["train_loss_mask"][:n], strict=True):
+    for i, in_loss in zip(train.ids[:n], train.loss_mask[:n], strict=True):
         text = tokenizer.token_bytes(int(i)) or (tokenizer.id_to_token(int(i)) or "").encode()
         if parts and parts[-1][1] == in_loss:
             text = parts.pop()[0] + text
@@ -229,8 +233,8 @@ def rows_report(chat: ChatRecord, tokens: Mapping[str, Array], tokenizer: Tokeni
     return RowsReport(
         rows=chat.n_rows,
         held_out_rows=chat.n_held_out_rows,
-        examples=len(tokens["train_lengths"]),
-        target_tokens=sum(int(block.sum()) for block in blocks(tokens["train_loss_mask"])),
+        examples=len(train.row_lengths),
+        target_tokens=train.n_targets,
         end_token=tokenizer.id_to_token(chat.end_id) or "",
         first_row=[
             RowPart(text=text.decode("utf-8", "replace"), in_loss=in_loss)
@@ -329,9 +333,8 @@ def _tokenize(
         n_replaced += row.n_replaced
         n_done += int(sizes[i])
         yield n_done
-    row_lengths = np.array(lengths, np.int64)
-    result = TokenizedCorpus(tokens.build(), mask.build(), target_bytes, n_replaced, row_lengths)
-    return _RowTokens(result, lengths, cut, left_out)
+    result = Tokens(tokens.build(), mask.build(), np.array(lengths, np.int64))
+    return _RowTokens(result, lengths, target_bytes, n_replaced, cut, left_out)
 
 
 def _notes_on_template(
@@ -361,7 +364,7 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
         yield (
             f"the chat template rewrites earlier turns: {n_rows:,} rows are {n_examples:,} examples"
         )
-    yield from replacement_notes(result.tokens.n_replaced)
+    yield from replacement_notes(result.n_replaced)
 
 
 def _describe_row(documents: Documents, i: int) -> str:

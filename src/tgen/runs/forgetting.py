@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tgen import distributed
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.model.transformer import Transformer
 from tgen.planning.budget import TEXT_TOKENS
 from tgen.reports.training import PhaseReport
@@ -71,8 +71,8 @@ def general_bits_per_byte(model: Transformer, tokenizer: Tokenizer, text: bytes)
         return None
     start = ids[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
     dataset = TokenDataset(
-        train=np.array([start]),
-        val=ids,
+        train=Tokens(np.array([start])),
+        val=Tokens(ids),
         val_bytes=len(text),
         context_length=min(_WINDOW, model.config.context_length, len(ids)),
         batch_size=1,

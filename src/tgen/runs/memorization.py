@@ -48,8 +48,8 @@ def measure_memorization(
     n_tokens = min(budget.MEMORIZATION_TOKENS, plan.generated_tokens)
     texts = run_generator(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
-    train = tokenizer.decode(dataset.train[:_SEARCHED_TOKENS])
-    held_out, rest = tokenizer.decode(dataset.val[:])[: len(generated)], train
+    train = tokenizer.decode(dataset.train.ids[:_SEARCHED_TOKENS])
+    held_out, rest = tokenizer.decode(dataset.val.ids[:])[: len(generated)], train
     if not held_out:  # without a validation split, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
     step = done.best_step or done.step  # of the saved weights
@@ -60,7 +60,7 @@ def measure_memorization(
         len(longest_shared_run(held_out, rest)),
         train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
-        epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train)),
+        epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train.ids)),
     )
 
 

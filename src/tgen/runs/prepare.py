@@ -18,7 +18,7 @@ from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.config.option import require
 from tgen.config.training import Parallel, TrainConfig
-from tgen.corpus import Documents, PackedRows, TokenDataset
+from tgen.corpus import Documents, PackedRows, TokenDataset, Tokens
 from tgen.errors import DivergedError, TrainingError, UsageError
 from tgen.lora.layout import NewAdapter, Pair
 from tgen.machine.device import (
@@ -50,7 +50,6 @@ from tgen.runs.tokenizing import (
     prepare_texts,
     row_lengths,
 )
-from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
 from tgen.training.calibrate import MIN_STEPS, measure_speed, measure_step
@@ -65,6 +64,7 @@ _MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10
 _MEMORIZING_STEP_SECONDS = 1.0  # for answers that are soon learned
 _LONG_WINDOW = 1024  # tokens of a conversation for a new model
 _NGRAM_SHARE = 1 / 40  # size of the n-gram tables relative to the weights
+_NO_TOKENS = Tokens(np.zeros(0, np.uint16))  # of ranks other than 0, until they are on disk
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class PreparedRun:
 
     record: RunRecord
     tokenizer: Tokenizer
-    tokens: Mapping[str, Array]  # fields of a TokenDataset
+    train: Tokens
+    val: Tokens
     device: Device
     weights: Mapping[str, NDArray[Any]] | None = None  # initial weights, to fine-tune
     pairs: Mapping[str, Pair] | None = None  # of the adapter to continue
@@ -87,8 +88,8 @@ class PreparedRun:
         do not matter."""
         plan = self.record.plan
         counts = None
-        if plan.train.bigram_start and self.tokens and not restored:
-            counts = corpus.count_bigrams(self.tokens["train"], plan.model.vocab_size)
+        if plan.train.bigram_start and len(self.train.ids) and not restored:
+            counts = corpus.count_bigrams(self.train.ids, plan.model.vocab_size)
         state = new_state(
             plan.model,
             plan.train,
@@ -118,7 +119,7 @@ class PreparedRun:
         if not self.record.ngrams:
             return {}
         max_bytes = round(_NGRAM_SHARE * 4 * matmul_params(self.record.plan.model))
-        return corpus.ngram_tables(self.tokens["train"], max_bytes=max_bytes)
+        return corpus.ngram_tables(self.train.ids, max_bytes=max_bytes)
 
     def dataset(self) -> TokenDataset | PackedRows:
         """Return the tokens as batches, with whole rows if these are conversations or answers to
@@ -127,9 +128,10 @@ class PreparedRun:
         if self.answers is not None and not plan.train.bpe_dropout:
             return self.answers
         if self.record.chat is not None:
-            return self._packed_rows(self.tokens)
+            return self._packed_rows(self.train, self.val)
         return TokenDataset(
-            **self.tokens,
+            self.train,
+            self.val,
             end_of_text=self.tokenizer.end_of_text,
             begin_of_text=self.record.begin_of_text,
             merge_pairs=self.tokenizer.merge_pairs if plan.train.bpe_dropout > 0 else None,
@@ -142,20 +144,21 @@ class PreparedRun:
     @cached_property
     def answers(self) -> PackedRows | None:
         """The rows whose answers end the run once they are learned; None: it ends otherwise."""
-        record, tokens = self.record, self.tokens
+        record, train, val = self.record, self.train, self.val
         if record.held_out_bytes or not record.plan.ends_when_learned:
             return None
         if record.chat is None:
-            lengths, all_rows = row_lengths(tokens, self.tokenizer)
+            lengths, all_rows = row_lengths(train, self.tokenizer)
             if not all_rows or lengths.max() > record.plan.context_length:  # of another corpus
                 return None
-            nothing = {"val_loss_mask": np.zeros(0, np.bool_), "val_lengths": lengths[:0]}
-            tokens = {**tokens, **nothing, "train_lengths": lengths}
-        return self._packed_rows(tokens)
+            train = replace(train, row_lengths=lengths)
+            val = Tokens(val.ids, np.zeros(0, np.bool_), lengths[:0])
+        return self._packed_rows(train, val)
 
-    def _packed_rows(self, tokens: Mapping[str, Array]) -> PackedRows:
+    def _packed_rows(self, train: Tokens, val: Tokens) -> PackedRows:
         return PackedRows(
-            **tokens,
+            train,
+            val,
             val_bytes=self.record.held_out_bytes,
             context_length=self.record.plan.context_length,
             batch_size=self.record.plan.train.batch_size,
@@ -257,7 +260,8 @@ def prepare(
     prepared = PreparedRun(
         _record(request, documents, base, text, plan, device, max_bytes),
         text.tokenizer,
-        text.tokens,
+        text.train,
+        text.val,
         device,
         base.weights,
         base.pairs,
@@ -327,8 +331,8 @@ def _make_plan(
     alone = not request.is_estimate and not distributed.launched()
     inputs = PlanInputs(
         vocab_size=text.tokenizer.vocab_size,
-        train_tokens=len(text.tokens["train"]),
-        val_tokens=len(text.tokens["val"]),
+        train_tokens=len(text.train.ids),
+        val_tokens=len(text.val.ids),
         train_rows=text.n_examples,
         longest_row=text.longest_row,
         longest_text=text.longest_text,
@@ -408,7 +412,7 @@ def _scaling(
     request: RunRequest, plan: Plan, inputs: PlanInputs, text: PreparedText, device: Device
 ) -> ScalingReport:
     """Estimate the run on many ranks; all of the training text counts, not only its sample."""
-    n_tokens = len(text.tokens["train"]) if text.whole_tokens is None else text.whole_tokens
+    n_tokens = len(text.train.ids) if text.whole_tokens is None else text.whole_tokens
     return scaling_report(
         plan,
         inputs,
@@ -453,8 +457,8 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         out=str(out),
         resumed_at_step=step,
         corpus_bytes=record.corpus_bytes,
-        train_tokens=len(prepared.tokens["train"]),
-        held_out_tokens=len(prepared.tokens["val"]),
+        train_tokens=len(prepared.train.ids),
+        held_out_tokens=len(prepared.val.ids),
         tokenizer=record.tokenizer.value,
         vocab_size=prepared.tokenizer.vocab_size,
         family=model.family,
@@ -476,7 +480,7 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         scaling=prepared.scaling,
         rows=None
         if record.chat is None
-        else rows_report(record.chat, prepared.tokens, prepared.tokenizer),
+        else rows_report(record.chat, prepared.train, prepared.tokenizer),
     )
 
 
@@ -528,4 +532,13 @@ def _broadcast(prepared: PreparedRun | None, device: Device, base: Base) -> Prep
         return prepared
     n_rows = record.plan.model.vocab_size
     tokenizer = Tokenizer(tokenizer, end_ids=record.end_ids, n_rows=n_rows)
-    return PreparedRun(record, tokenizer, {}, device, base.weights, base.pairs, parallel=parallel)
+    return PreparedRun(
+        record,
+        tokenizer,
+        _NO_TOKENS,
+        _NO_TOKENS,
+        device,
+        base.weights,
+        base.pairs,
+        parallel=parallel,
+    )

@@ -268,7 +268,8 @@ def retokenize(
     """
     again = yield from _tokenize_again(out, text, record, tokenizer)
     name = tokens_entry.get("name", run_state.TOKENS_FILE)
-    if run_state.save_tokens(out, record.to_dict(), again.tokens, name=name) != tokens_entry:
+    tokens = corpus.token_arrays(again.train, again.val)
+    if run_state.save_tokens(out, record.to_dict(), tokens, name=name) != tokens_entry:
         raise TrainingError(
             f"the corpus does not produce the tokens that the run in {out} started with",
             "check the version of the tokenizers library; " + run_state.recovery_hint(out),
@@ -326,7 +327,7 @@ def tokenize_new_corpus(
             "start a new run with another --out",
         )
     again = yield from _tokenize_again(out, text, record, tokenizer)
-    n_tokens = len(again.tokens["train"])
+    n_tokens = len(again.train.ids)
     is_short = n_tokens <= record.plan.context_length and not record.plan.ends_when_learned
     if record.chat is None and (is_short or again.train_bytes == 0):
         raise CorpusError(
@@ -353,4 +354,5 @@ def tokenize_new_corpus(
         plan=replace(record.plan, notes=again.notes),
     )
     name = f"tokens-{record.corpus_changes}.safetensors"
-    return record, run_state.save_tokens(out, record.to_dict(), again.tokens, name=name)
+    tokens = corpus.token_arrays(again.train, again.val)
+    return record, run_state.save_tokens(out, record.to_dict(), tokens, name=name)

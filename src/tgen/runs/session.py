@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tgen import corpus, distributed
 from tgen.config.reading import Reading
 from tgen.config.training import Parallel
+from tgen.corpus import Tokens
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
@@ -37,7 +38,6 @@ from tgen.runs.resuming import (
 from tgen.runs.run_record import RunRecord
 from tgen.runs.tokenizing import PhaseProgress
 from tgen.runs.trainer import Stopped, Trainer
-from tgen.storage.disk_array import Array
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best
 from tgen.training.state import Progress
@@ -70,7 +70,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
             tokens_entry = run_state.create_run(
                 out,
                 prepared.record.to_dict(),
-                prepared.tokens,
+                corpus.token_arrays(prepared.train, prepared.val),
                 tokenizer=prepared.tokenizer.json,
                 progress=asdict(state.progress),
                 arrays=arrays,
@@ -78,9 +78,9 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
                 general=prepared.general,
             )
         del arrays
-        tokens = _load_tokens(out, prepared.record.run_id)
+        train, val = _load_tokens(out, prepared.record.run_id)
         # The state contains the weights.
-        prepared = replace(prepared, tokens=tokens, weights=None, pairs=None)
+        prepared = replace(prepared, train=train, val=val, weights=None, pairs=None)
         log.add(plan)
         prepared = yield from measure_before(out, prepared, state, tokens_entry)
         if is_rank_zero:
@@ -140,14 +140,14 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         )
         if is_rank_zero:
             run_state.remove_leftovers(out)
-        tokens = _load_tokens(out, record.run_id, tokens_entry)
-        if ("train_lengths" in tokens) != (record.chat is not None):
+        train, val = _load_tokens(out, record.run_id, tokens_entry)
+        if (train.row_lengths is None) != (record.chat is None):
             raise TrainingError(
                 f"the tokens in {out} do not fit training/run.json", run_state.recovery_hint(out)
             )
         general = run_state.load_general(out)
         prepared = PreparedRun(
-            record, tokenizer, tokens, device, weights, general=general, parallel=parallel
+            record, tokenizer, train, val, device, weights, general=general, parallel=parallel
         )
         state = prepared.new_state(restored=True)
         prepared = replace(prepared, weights=None)
@@ -232,7 +232,7 @@ def _load_base(
 
 def _load_tokens(
     out: Path, run_id: str, tokens_entry: Mapping[str, Any] | None = None
-) -> Mapping[str, Array]:
+) -> tuple[Tokens, Tokens]:
     """Wait until rank 0 has written or checked the tokens, and return them.
 
     Raise TrainingError on a rank that does not see this run.
@@ -244,4 +244,5 @@ def _load_tokens(
             f"rank {distributed.ranks().rank} does not see the run in {out}",
             "choose an --out on a disk that all machines share",
         )
-    return run_state.load_tokens(out, tokens_entry or entry, check_digest=False)
+    arrays = run_state.load_tokens(out, tokens_entry or entry, check_digest=False)
+    return corpus.tokens_of(arrays)

@@ -1,7 +1,7 @@
 """Split, sample and tokenize a corpus of texts; PreparedText is for conversations, too."""
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -14,7 +14,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
-from tgen.corpus import Corpus, Documents
+from tgen.corpus import Corpus, Documents, Tokens
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
@@ -23,7 +23,7 @@ from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import ChatRecord
-from tgen.storage.disk_array import Array, blocks
+from tgen.storage.disk_array import blocks
 from tgen.tokenizer import Tokenizer, make_tokenizer, train_words
 
 _COMPARED_BYTES = 1 << 21
@@ -42,7 +42,8 @@ T = TypeVar("T")
 class PreparedText(NamedTuple):
     """A corpus of texts or of conversations as tokens, and what follows from it."""
 
-    tokens: dict[str, Array]  # fields of a TokenDataset or of PackedRows
+    train: Tokens
+    val: Tokens
     train_bytes: int  # bytes of target tokens
     held_out_bytes: int  # bytes of target tokens
     notes: list[str]
@@ -62,7 +63,8 @@ class PreparedText(NamedTuple):
     @property
     def n_examples(self) -> int | None:
         """Number of conversations' examples to train on."""
-        return None if self.chat is None else len(self.tokens["train_lengths"])
+        lengths = self.train.row_lengths
+        return None if lengths is None else len(lengths)
 
 
 class PhaseProgress:
@@ -110,15 +112,13 @@ def hold_out(text: Corpus, config: TrainConfig) -> tuple[TrainConfig, list[str]]
     return replace(config, val_fraction=0.0), [note]
 
 
-def row_lengths(
-    tokens: Mapping[str, Array], tokenizer: Tokenizer
-) -> tuple[NDArray[np.int64], bool]:
+def row_lengths(train: Tokens, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], bool]:
     """Return the tokens of each prompt with its completion (r,), and whether the training split has
     them and nothing else; none for a tokenizer without an end-of-text token."""
-    mask, end = tokens.get("train_loss_mask"), tokenizer.end_of_text
+    mask, end = train.loss_mask, tokenizer.end_of_text
     if mask is None or end is None:
         return np.zeros(0, np.int64), False
-    lengths = corpus.document_lengths(tokens["train"], end)
+    lengths = corpus.document_lengths(train.ids, end)
     starts, first, masked = lengths.cumsum() - lengths, 0, [np.zeros(0, np.bool_)]
     for block in blocks(mask):
         here = slice(*starts.searchsorted([first, first + len(block)]))
@@ -206,12 +206,12 @@ def prepare_texts(
     if tokenizer.end_of_text is None:
         what = "the tokenizer has no end-of-text token, so the model never ends a text"
         notes.append(f"{what}: name one in tokenizer_config.json beside it (eos_token)")
-    has_mask = not {"train_loss_mask", "val_loss_mask"}.isdisjoint(prepared.tokens)
-    n_tokens = len(prepared.tokens["train"])
-    lengths, all_rows = row_lengths(prepared.tokens, tokenizer)
+    has_mask = prepared.train.loss_mask is not None or prepared.val.loss_mask is not None
+    n_tokens = len(prepared.train.ids)
+    lengths, all_rows = row_lengths(prepared.train, tokenizer)
     longest_text = 0
     if is_row.all() and not len(lengths) and tokenizer.end_of_text is not None:
-        text_lengths = corpus.document_lengths(prepared.tokens["train"], tokenizer.end_of_text)
+        text_lengths = corpus.document_lengths(prepared.train.ids, tokenizer.end_of_text)
         longest_text = int(text_lengths.max(initial=0))
     return prepared._replace(
         notes=notes,
@@ -246,7 +246,7 @@ def tokenize_split(
     progress = PhaseProgress("tokenizing", train.n_bytes + val.n_bytes)
     n_cpus = cpu_count()
     is_large = train.n_bytes >= _PARALLEL_BYTES
-    train_tokens = yield from progress.report(
+    train_tokens, train_bytes, n_replaced = yield from progress.report(
         corpus.tokenize_documents(
             train,
             tokenizer,
@@ -257,16 +257,14 @@ def tokenize_split(
             processes=min(threads or n_cpus, n_cpus) if is_large else 1,
         )
     )
-    val_tokens = yield from progress.report(
+    val_tokens, val_bytes, n_replaced_val = yield from progress.report(
         corpus.tokenize_documents(
             val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
         )
     )
     train.table.close()
-    notes = replacement_notes(train_tokens.n_replaced + val_tokens.n_replaced)
-    tokens = corpus.token_arrays(train_tokens, val_tokens)
-    n_bytes = train_tokens.target_bytes, val_tokens.target_bytes
-    return PreparedText(tokens, *n_bytes, notes, tokenizer, b"")
+    notes = replacement_notes(n_replaced + n_replaced_val)
+    return PreparedText(train_tokens, val_tokens, train_bytes, val_bytes, notes, tokenizer, b"")
 
 
 def replacement_notes(n: int) -> list[str]:

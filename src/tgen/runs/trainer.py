@@ -263,7 +263,7 @@ def _final_reports(
         return
     with _best_model(out, prepared, state) as model:
         plan = prepared.record.plan
-        n_val = len(dataset.val)
+        n_val = len(dataset.val.ids)
         if plan.train.eval_tokens < n_val <= (plan.evaluated_tokens or n_val):  # only a part was
             yield PhaseReport(phase="evaluating all held-out text", saved=True)
             done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)

@@ -15,7 +15,7 @@ import torch
 
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig
-from tgen.corpus import TokenDataset
+from tgen.corpus import TokenDataset, Tokens
 from tgen.machine.memory import retain_freed_memory
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
@@ -57,8 +57,8 @@ def random_dataset(model: ModelConfig, config: ResolvedTrainConfig) -> TokenData
     n = max(_MIN_TOKENS, 2 * model.context_length)
     random = np.random.default_rng(config.seed)
     return TokenDataset(
-        train=random.integers(model.vocab_size, size=n, dtype=dtype),
-        val=np.zeros(0, dtype),
+        train=Tokens(random.integers(model.vocab_size, size=n, dtype=dtype)),
+        val=Tokens(np.zeros(0, dtype)),
         val_bytes=0,
         context_length=model.context_length,
         batch_size=config.batch_size,

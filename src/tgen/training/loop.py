@@ -224,7 +224,7 @@ def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState
 def _check_answers(
     answers: PackedRows, config: ResolvedTrainConfig, state: TrainState
 ) -> AnswersReport:
-    progress, n_answers = state.progress, len(answers.train_lengths)
+    progress, n_answers = state.progress, answers.n_rows
     n_exact, n_checked = count_exact(state.loss_module, answers, max_tokens=config.eval_tokens)
     record_answers(progress, n_exact, n_answers)
     return AnswersReport(
