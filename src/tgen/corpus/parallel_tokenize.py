@@ -37,18 +37,14 @@ class Piece(NamedTuple):
     in_loss: bool
 
 
-class EncodedPiece(NamedTuple):
-    """The tokens of a piece, (n,) uint32."""
-
-    piece: Piece
-    ids: NDArray[Any]
-    n_replaced: int  # characters that the tokenizer cannot express
+Encoded = tuple[Piece, NDArray[Any], int]  # with its tokens (n,) uint32, and characters replaced
 
 
 def encode_pieces(
     pieces: Iterable[Piece], tokenizer: Tokenizer, *, processes: int = 1
-) -> Iterator[EncodedPiece]:
-    """Yield every piece with its tokens, in order.
+) -> Iterator[Encoded]:
+    """Yield every piece with its tokens and the number of characters that the tokenizer cannot
+    express, in order.
 
     Raises TgenError if a worker dies, and CorpusError and UsageError as `Tokenizer.encode_corpus`.
     """
@@ -60,7 +56,7 @@ def encode_pieces(
     in_progress: deque[tuple[_Worker, list[Piece]]] = deque()
     try:
         for batch in _make_batches(pieces):
-            done: Iterable[EncodedPiece] = ()
+            done: Iterable[Encoded] = ()
             if len(workers) < processes:
                 worker = _Worker(tokenizer)
                 workers.append(worker)
@@ -77,9 +73,9 @@ def encode_pieces(
             worker.kill()
 
 
-def _encode(tokenizer: Tokenizer, piece: Piece) -> EncodedPiece:
+def _encode(tokenizer: Tokenizer, piece: Piece) -> Encoded:
     continues = not piece.starts_document
-    return EncodedPiece(piece, *tokenizer.encode_corpus(piece.text, continuation=continues))
+    return piece, *tokenizer.encode_corpus(piece.text, continuation=continues)
 
 
 def _make_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -115,16 +111,16 @@ class _Worker:
         self._send(np.array(table, np.int64).tobytes())
         self._send(b"".join(piece.text for piece in batch))
 
-    def receive_tokens(self, pieces: list[Piece]) -> list[EncodedPiece]:
+    def receive_tokens(self, pieces: list[Piece]) -> list[Encoded]:
         """Wait for the tokens of the pieces of the batch."""
         counts, tokens = (np.frombuffer(self._receive(), kind) for kind in (np.int64, np.uint32))
         counts = counts.reshape(-1, 2)
         arrays = np.split(tokens, np.cumsum(counts[:, 0])[:-1])
-        encoded = list(map(EncodedPiece, pieces, arrays, counts[:, 1].tolist()))
-        for piece in encoded:
-            self._tokenizer.check_ids(piece.ids)  # the worker does not know the model
-            if piece.n_replaced < 0:
-                _encode(self._tokenizer, piece.piece)  # raises the error
+        encoded = list(zip(pieces, arrays, counts[:, 1].tolist(), strict=True))
+        for piece, ids, n_replaced in encoded:
+            self._tokenizer.check_ids(ids)  # the worker does not know the model
+            if n_replaced < 0:
+                _encode(self._tokenizer, piece)  # raises the error
         return encoded
 
     def kill(self) -> None:
