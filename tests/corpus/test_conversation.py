@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from tgen import corpus
@@ -145,6 +144,5 @@ def test_place_of_a_row_counts_empty_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text(f"\n{text}\n\n{text}\r\n{text}")
     (tmp_path / "b.jsonl").write_text(text)
     read = corpus.read([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")])
-    table = read.documents.table
-    places = [table.describe(i).rpartition("/")[2] for i in np.arange(4).tolist()]
+    places = [read.documents.describe(i).rpartition("/")[2] for i in range(4)]
     assert places == ["a.jsonl, line 2", "a.jsonl, line 4", "a.jsonl, line 5", "b.jsonl, line 1"]

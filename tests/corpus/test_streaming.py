@@ -171,7 +171,7 @@ def test_corpus_on_disk_is_split_and_subsampled_as_a_list_in_ram(
     assert read.sha256 == fingerprint(in_ram)
     numbers = np.arange(len(in_ram))
     is_row = (numbers >= n_texts) & (numbers < n_texts + len(row_documents))
-    assert read.documents.table.is_row(numbers).tolist() == is_row.tolist()
+    assert read.documents.is_row.tolist() == is_row.tolist()
     train, val = corpus.split_train_val(read, fraction)
     expected = plain_split(in_ram, set(np.flatnonzero(is_row).tolist()), fraction)
     dropped = corpus.count_dropped(read, train, val)

@@ -166,18 +166,22 @@ class Documents:
         *,
         open_end: bool = False,
     ) -> None:
-        self.table, self.numbers, self.open_end = table, numbers, open_end
+        self._table, self._numbers, self.open_end = table, numbers, open_end
         self._starts, self._ends = starts, ends
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self._numbers)
 
     def __getitem__(self, i: int) -> Document:
-        return self.table.read(int(self.numbers[i]), int(self._starts[i]), int(self._ends[i]))
+        return self._table.read(int(self._numbers[i]), int(self._starts[i]), int(self._ends[i]))
 
     def name(self, i: int) -> str:
         """Return the name of a document, see `DocumentTable.name`."""
-        return self.table.name(int(self.numbers[i]))
+        return self._table.name(int(self._numbers[i]))
+
+    def describe(self, i: int) -> str:
+        """Return the file and the line of a row."""
+        return self._table.describe(int(self._numbers[i]))
 
     def __iter__(self) -> Iterator[Document]:
         return map(self.__getitem__, range(len(self)))
@@ -188,6 +192,16 @@ class Documents:
         return self._ends - self._starts
 
     @property
+    def keys(self) -> NDArray[np.uint64]:
+        """(n,): hashes of the documents' content, equal for copies."""
+        return np.frombuffer(self._table.keys, np.uint64)[self._numbers]
+
+    @property
+    def is_row(self) -> NDArray[np.bool_]:
+        """(n,): which documents are rows."""
+        return self._table.is_row(self._numbers)
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of all documents."""
         return int(self.sizes.sum())
@@ -196,8 +210,12 @@ class Documents:
         self, indices: Indices, starts: Indices, ends: Indices, *, open_end: bool = False
     ) -> "Documents":
         """Select the bytes from `starts` to `ends` of the documents at `indices`, all (m,)."""
-        first, numbers = self._starts[indices], self.numbers[indices]
-        return Documents(self.table, numbers, first + starts, first + ends, open_end=open_end)
+        first, numbers = self._starts[indices], self._numbers[indices]
+        return Documents(self._table, numbers, first + starts, first + ends, open_end=open_end)
+
+    def close(self) -> None:
+        """Close the sources; raises CorpusError if one has changed since it was first read."""
+        self._table.close()
 
 
 @dataclass(frozen=True)
@@ -217,7 +235,7 @@ class Corpus:
 
     def close(self) -> None:
         """Close the sources; raises CorpusError if one has changed since it was first read."""
-        self.documents.table.close()
+        self.documents.close()
 
 
 def document_size(document: Document) -> int:

@@ -28,14 +28,14 @@ def split_train_val(corpus: Corpus, val_fraction: float) -> tuple[Documents, Doc
     """
     documents = corpus.documents
     n_bytes = documents.sizes
-    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    keys = documents.keys
     _, first_copies, copy_of = np.unique(keys, return_index=True, return_inverse=True)
     is_first = np.zeros(len(n_bytes), bool)
     is_first[first_copies] = True
     unique_bytes = np.where(is_first, n_bytes, 0)
     boundary = round(int(unique_bytes.sum()) * (1 - val_fraction))
     inside = unique_bytes - unique_bytes.cumsum() + boundary  # bytes of each before the boundary
-    is_row = documents.table.is_row(documents.numbers)
+    is_row = documents.is_row
     before = is_first & ((inside >= n_bytes) | (is_row & (inside >= n_bytes / 2)))
     across = np.flatnonzero(is_first & ~before & ~is_row & (inside > 0))  # one at most
     in_train = before[first_copies][copy_of]
@@ -76,7 +76,7 @@ def split_rows(corpus: Corpus, val_fraction: float) -> tuple[Documents, Document
     """
     documents = corpus.documents
     n_bytes = documents.sizes
-    keys = np.frombuffer(documents.table.keys, np.uint64)[documents.numbers]
+    keys = documents.keys
     unique, first_copies = np.unique(keys, return_index=True)  # in the order of the hashes
     n_val = round(len(unique) * val_fraction)
     if n_val:

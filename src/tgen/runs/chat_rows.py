@@ -180,7 +180,7 @@ def tokenize_rows(
     if not n_rows:
         raise CorpusError(
             f"no row fits into a context of {context_length:,} tokens "
-            f"(the first is {_describe_row(rows, 0)})",
+            f"(the first is {rows.describe(0)})",
             "shorten the conversations, or raise --set context_length up to the model's",
         )
     notes += _notes_on_template(chat, encoder, tokenizer, first)
@@ -354,10 +354,10 @@ def _notes_on_template(
 def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int) -> Iterator[str]:
     limit = f"too long for a context of {context_length:,} tokens"
     if result.cut:
-        n, first = len(result.cut), _describe_row(documents, result.cut[0])
+        n, first = len(result.cut), documents.describe(result.cut[0])
         yield f"{n:,} row{'s lose their' if n > 1 else ' loses its'} last answers, {limit}: {first}"
     if result.left_out:
-        n, first = len(result.left_out), _describe_row(documents, result.left_out[0])
+        n, first = len(result.left_out), documents.describe(result.left_out[0])
         yield f"{n:,} row{'s are' if n > 1 else ' is'} left out, {limit}: {first}"
     n_rows, n_examples = len(documents) - len(result.left_out), len(result.lengths)
     if n_examples > n_rows:
@@ -367,11 +367,6 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
     yield from replacement_notes(result.n_replaced)
 
 
-def _describe_row(documents: Documents, i: int) -> str:
-    """Return the file and line of a row."""
-    return documents.table.describe(int(documents.numbers[i]))
-
-
 def _add_location(documents: Documents, error: RowError) -> CorpusError:
     """Return the error with the file and line of its row."""
-    return CorpusError(f"{_describe_row(documents, error.row)}: {error.message}", error.hint)
+    return CorpusError(f"{documents.describe(error.row)}: {error.message}", error.hint)

@@ -307,7 +307,7 @@ def _open_corpus(
     if request.template is not None and not text.is_chat:
         hint = "remove --template, or add --chat for prompt rows"
         raise UsageError("--template needs rows of messages", hint)
-    has_rows = text.is_chat or text.documents.table.is_row(text.documents.numbers).any()
+    has_rows = text.is_chat or text.documents.is_row.any()
     if "loss_on" in config.changed and not has_rows:
         raise UsageError(
             f"loss_on={config.loss_on}: has no effect without prompt/completion rows",

@@ -178,7 +178,6 @@ def prepare_texts(
 
     Raise CorpusError if nothing is to be learned.
     """
-    is_row = text.documents.table.is_row(text.documents.numbers)
     train, val, whole_bytes, notes = split_corpus(text, config, max_bytes)
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
@@ -210,7 +209,7 @@ def prepare_texts(
     n_tokens = len(prepared.train.ids)
     lengths, all_rows = row_lengths(prepared.train, tokenizer)
     longest_text = 0
-    if is_row.all() and not len(lengths) and tokenizer.end_of_text is not None:
+    if text.documents.is_row.all() and not len(lengths) and tokenizer.end_of_text is not None:
         text_lengths = corpus.document_lengths(prepared.train.ids, tokenizer.end_of_text)
         longest_text = int(text_lengths.max(initial=0))
     return prepared._replace(
@@ -262,7 +261,7 @@ def tokenize_split(
             val, tokenizer, loss_on=config.loss_on, begin_ids=begin_ids, folder=folder
         )
     )
-    train.table.close()
+    train.close()
     notes = replacement_notes(n_replaced + n_replaced_val)
     return PreparedText(train_tokens, val_tokens, train_bytes, val_bytes, notes, tokenizer, b"")
 

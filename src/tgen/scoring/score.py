@@ -62,7 +62,7 @@ def conversation_scorers(
                 for model, row in zip(models, rows, strict=True)
             ]
     except RowError as error:
-        row = documents.table.describe(int(documents.numbers[error.row]))
+        row = documents.describe(error.row)
         raise CorpusError(f"{row}: {error.message}", _OTHER) from None
 
 
