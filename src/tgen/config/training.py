@@ -22,12 +22,12 @@ _POSITIVE, _FRACTION = "a positive number", "a number from 0 up to, but not incl
 _ABOVE_ZERO, _BELOW_ONE = 5e-324, math.nextafter(1, 0)
 
 
-def _fraction(default: float | None, help_text: str, flags: str = "") -> Any:
-    return option(default, help_text, flags, low=0, high=_BELOW_ONE, expected=_FRACTION)
+def _fraction(default: float | None, help_text: str) -> Any:
+    return option(default, help_text, low=0, high=_BELOW_ONE, expected=_FRACTION)
 
 
-def _positive(default: float | None, help_text: str, flags: str = "") -> Any:
-    return option(default, help_text, flags, low=_ABOVE_ZERO, expected=_POSITIVE)
+def _positive(default: float | None, help_text: str) -> Any:
+    return option(default, help_text, low=_ABOVE_ZERO, expected=_POSITIVE)
 
 
 def _count(default: int | None, help_text: str, flags: str = "", **cli: Any) -> Any:
