@@ -1,6 +1,6 @@
 """From the user's paths to batches of token ids.
 
-paths -> documents -> training and validation documents -> tokens -> batch(step)
+paths -> Source (bytes) -> Documents, split in two -> Tokens -> TokenDataset or PackedRows -> Batch
 """
 
 from tgen.corpus.conversation import Conversation, parse_conversation
