@@ -84,7 +84,7 @@ def test_every_held_out_row_is_evaluated_once(lengths):
     windows = list(dataset.val_windows(1 << 20))
     targets = [t for batch in windows for t in batch.tokens[:, 1:][batch.loss_mask].tolist()]
     assert sorted(targets) == sorted(dataset.val.ids[dataset.val.loss_mask].tolist())
-    assert dataset.val_tokens == len(targets) == dataset.train_tokens
+    assert dataset.val.n_targets == len(targets) == dataset.train.n_targets
     some = list(dataset.val_windows(max(1, sum(lengths) // 3)))
     assert sum(len(batch.tokens) for batch in some) <= -(-len(lengths) // 3) + 1
 
@@ -137,7 +137,7 @@ def test_packed_rows_have_the_losses_that_they_have_alone():
         assert abs(packed - alone) < 1e-9
         assert abs(float(module(to_device(together, device))) - alone) < 1e-9
         evaluation = evaluate(module, dataset)
-    assert abs(evaluation.loss * dataset.val_tokens - alone) < 1e-9
+    assert abs(evaluation.loss * dataset.val.n_targets - alone) < 1e-9
 
 
 def test_fewer_rows_than_a_batch_repeat():

@@ -128,7 +128,7 @@ def test_each_validation_token_in_the_loss_is_predicted_exactly_once(loss_mask, 
     batches = list(dataset.val_windows(1 << 20))
     predicted = np.concatenate([[0], *(batch.tokens[:, 1:][batch.loss_mask] for batch in batches)])
     assert predicted[1:].tolist() == val[loss_mask].tolist()
-    assert dataset.val_tokens == sum(loss_mask)
+    assert dataset.val.n_targets == sum(loss_mask)
 
 
 def test_loss_of_packed_windows_equals_that_of_unpacked_documents(family):

@@ -68,8 +68,8 @@ def test_batches_from_disk_equal_those_from_memory(
         loaded = save_and_load(tmp_path_factory.mktemp("run"), arrays)
         assert all(isinstance(array, DiskArray) for array in loaded.values())
         disk = TokenDataset(*corpus.tokens_of(loaded), **options)
-        assert disk.train_tokens == memory.train_tokens
-        assert disk.val_tokens == memory.val_tokens
+        assert disk.train.n_targets == memory.train.n_targets
+        assert disk.val.n_targets == memory.val.n_targets
         pairs = [
             *(
                 (d.batch(step, bpe_dropout=bpe_dropout) for d in (memory, disk))

@@ -83,7 +83,7 @@ def save_base(folder: Path, shape: str, dtype: str) -> Path:
 class PackedRows:
     """The rows of each step as one window without padding: see `training.evaluation.Batches`."""
 
-    val_tokens = val_bytes = 0
+    val_bytes = 0
 
     def __init__(self, rows: Sequence[Row], per_step: int) -> None:
         self.rows, self.per_step = rows, per_step

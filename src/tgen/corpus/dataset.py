@@ -107,16 +107,6 @@ class TokenDataset:
     begin_of_text: int | None = None  # the first token of each document; None: they have none
     merge_pairs: NDArray[np.int64] | None = None  # (V, 2), see `split_tokens`
 
-    @property
-    def train_tokens(self) -> int:
-        """Number of training tokens in the loss."""
-        return self.train.n_targets
-
-    @property
-    def val_tokens(self) -> int:
-        """Number of validation tokens in the loss."""
-        return self.val.n_targets
-
     def batch(
         self,
         step: int,

@@ -37,16 +37,6 @@ class PackedRows:
     _epochs: dict[int, tuple[Indices, Indices]] = field(default_factory=dict, init=False)
 
     @property
-    def train_tokens(self) -> int:
-        """Number of training tokens in the loss."""
-        return self.train.n_targets
-
-    @property
-    def val_tokens(self) -> int:
-        """Number of validation tokens in the loss."""
-        return self.val.n_targets
-
-    @property
     def n_rows(self) -> int:
         """Number of rows to train on."""
         return len(self._row_lengths)

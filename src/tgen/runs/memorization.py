@@ -55,10 +55,11 @@ def measure_memorization(
     step = done.best_step or done.step  # of the saved weights
     max_tokens = min(_TRAIN_LOSS_TOKENS, plan.evaluated_tokens or _TRAIN_LOSS_TOKENS)
     nats = evaluate_train(model, dataset, max_tokens=max_tokens)
+    n_targets, n_bytes = dataset.train.n_targets, prepared.record.train_bytes
     return judge_memorization(
         len(longest_shared_run(generated, train)),
         len(longest_shared_run(held_out, rest)),
-        train_bits_per_byte=nats / math.log(2) * dataset.train_tokens / prepared.record.train_bytes,
+        train_bits_per_byte=nats / math.log(2) * n_targets / n_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train.ids)),
     )

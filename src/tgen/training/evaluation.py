@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tgen import distributed
 from tgen.config.training import Precision, ResolvedTrainConfig
+from tgen.corpus import Batch, Tokens
 from tgen.model.precision import add_matmul, matmul, must_round, stored_product
 from tgen.model.transformer import Transformer
 from tgen.training.standard_error import bits_per_byte_error
@@ -125,9 +125,6 @@ class _ChunkedLoss(torch.autograd.Function):
         )
 
 
-# Tokens (B, T + 1); loss mask of the targets (B, T), None: all of them contribute; document of
-# each input (B, T), None: a single one.
-Windows = tuple[NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int32] | None]
 # Loss in nats, its derivatives with respect to the logits' scale, targets that greedy decoding
 # would not choose, and number of target tokens.
 WindowLoss = tuple[float, float, float, float, int]
@@ -144,8 +141,8 @@ class Batches(Protocol):
         """T, the inputs per window."""
 
     @property
-    def val_tokens(self) -> int:
-        """Held-out target tokens."""
+    def val(self) -> Tokens:
+        """The held-out tokens."""
 
     @property
     def val_bytes(self) -> int:
@@ -158,13 +155,13 @@ class Batches(Protocol):
         first: int | None = None,
         bpe_dropout: float = 0.0,
         rows: range | None = None,
-    ) -> Windows:
+    ) -> Batch:
         """Return all or some windows of a step, T + 1 tokens each; the first has number `first`."""
 
-    def val_windows(self, max_tokens: int) -> Iterator[Windows]:
+    def val_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield windows of up to T + 1 tokens that predict each held-out token once."""
 
-    def train_windows(self, max_tokens: int) -> Iterator[Windows]:
+    def train_windows(self, max_tokens: int) -> Iterator[Batch]:
         """Yield such windows of about `max_tokens` of the training text."""
 
 
@@ -176,13 +173,13 @@ class DeviceBatch(NamedTuple):
     documents: Tensor | None  # (B, T)
 
 
-def count_targets(windows: Windows) -> int:
+def count_targets(windows: Batch) -> int:
     """Return the number of target tokens that contribute to the loss."""
     tokens, loss_mask, _ = windows
     return tokens[:, 1:].size if loss_mask is None else int(loss_mask.sum())
 
 
-def to_device(windows: Windows, device: torch.device) -> DeviceBatch:
+def to_device(windows: Batch, device: torch.device) -> DeviceBatch:
     """Copy a batch of NumPy arrays to a device."""
     tensors = [None if a is None else torch.from_numpy(a) for a in windows]
     if device.type == "cuda":  # pinned memory is copied asynchronously
@@ -264,7 +261,7 @@ def evaluate(
 
     If there are more than `max_tokens`, only windows spread evenly over the text are predicted.
     """
-    bytes_per_token = batches.val_bytes / batches.val_tokens
+    bytes_per_token = batches.val_bytes / batches.val.n_targets
     windows = _shard_windows(batches.val_windows(max_tokens))
     local = _window_losses(loss_module, windows, logit_scale)
     rounds = zip_longest(*distributed.all_gather(local), fillvalue=[])
@@ -276,7 +273,7 @@ def evaluate_alone(model: Transformer, batches: Batches) -> Evaluation:
     """Predict each held-out target token once, all of them, on this rank."""
     windows = ((group, True) for group in batches.val_windows(sys.maxsize))
     losses = _window_losses(LossModule(model), windows)
-    return _summarize(losses, batches.val_bytes / batches.val_tokens)
+    return _summarize(losses, batches.val_bytes / batches.val.n_targets)
 
 
 def _summarize(
@@ -342,7 +339,7 @@ def count_exact(loss_module: LossModule, rows: Batches, *, max_tokens: int) -> t
     return n_exact, n_rows
 
 
-def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]:
+def _shard_windows(windows: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Yield every W-th group for each of W ranks, and whether it counts.
 
     All ranks get equally many, since ranks that share a model compute at the same time.
@@ -354,7 +351,7 @@ def _shard_windows(windows: Iterator[Windows]) -> Iterator[tuple[Windows, bool]]
 
 @torch.no_grad()
 def _window_losses(
-    loss_module: LossModule, groups: Iterable[tuple[Windows, bool]], logit_scale: float = 1.0
+    loss_module: LossModule, groups: Iterable[tuple[Batch, bool]], logit_scale: float = 1.0
 ) -> list[list[WindowLoss]]:
     """Return the losses of each window, for groups that count."""
     device = loss_module.model.token_embedding.weight.device
