@@ -16,7 +16,7 @@ from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tgen.errors import ModelError
 from tgen.lora import adapter, model_with_adapter
-from tgen.lora.layout import Pair, adapter_layout, new_shapes
+from tgen.lora.matrices import Pair, adapter_layout, new_shapes
 from tgen.model.transformer import Transformer
 
 if find_spec("peft") is None:

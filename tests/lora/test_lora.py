@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from support.models import make_model
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
 from tgen.lora import training
-from tgen.lora.layout import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
+from tgen.lora.matrices import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
 from tgen.lora.merging import merge_pairs
 from tgen.lora.training import FrozenLinear, LowRankLinear, Rows, frozen_transformer
 from tgen.model.transformer import Transformer

@@ -6,7 +6,7 @@ import numpy as np
 
 from tgen.checkpoint import model_dir
 from tgen.lora import adapter, model_with_adapter
-from tgen.lora.layout import Pair, adapter_layout
+from tgen.lora.matrices import Pair, adapter_layout
 
 
 def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path:

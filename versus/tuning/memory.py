@@ -28,7 +28,7 @@ def run_steps(options: argparse.Namespace) -> None:
 
     from tgen.config.training import ResolvedTrainConfig
     from tgen.corpus import TokenDataset, Tokens
-    from tgen.lora.layout import new_shapes
+    from tgen.lora.matrices import new_shapes
     from tgen.model.precision import computes_bfloat16
     from tgen.planning.memory import peak_bytes
     from tgen.runs.run_record import AdapterRecord

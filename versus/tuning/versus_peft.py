@@ -107,7 +107,7 @@ def tgen_worker(options: argparse.Namespace, wait: Callable[[], None]) -> None:
 
     from tgen.checkpoint import model_dir
     from tgen.config.training import ResolvedTrainConfig
-    from tgen.lora.layout import NewAdapter, adapter_layout, new_shapes
+    from tgen.lora.matrices import NewAdapter, adapter_layout, new_shapes
     from tgen.machine.device import set_threads
     from tgen.model.precision import computes_bfloat16
     from tgen.training.loop import train

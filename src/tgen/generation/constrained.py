@@ -29,7 +29,7 @@ except ImportError:
         "pip install llguidance",
     ) from None
 
-from tgen.generation.completion import Completer, CompletionGuard
+from tgen.generation.shortest_completion import Completer, CompletionGuard
 
 _NO_TEXT = "no text matches"
 # Below llguidance's own, 250,000: texts of one grammar share the states, of some 3 KB each.

@@ -34,7 +34,7 @@ from tgen.checkpoint.stored_models import (
 from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
-from tgen.lora.layout import Pair, Part, Shape, adapter_layout, check_rank
+from tgen.lora.matrices import Pair, Part, Shape, adapter_layout, check_rank
 from tgen.lora.merging import Extras, split_name
 from tgen.machine.memory import check_ram
 from tgen.storage import files

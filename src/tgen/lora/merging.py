@@ -18,7 +18,7 @@ from tgen.checkpoint.dtypes import Dtype, cast, to_float32
 from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import ModelError
-from tgen.lora.layout import Pair, adapter_layout, changes
+from tgen.lora.matrices import Pair, adapter_layout, changes
 from tgen.machine.memory import check_ram
 
 Arrays = dict[str, NDArray[Any]]

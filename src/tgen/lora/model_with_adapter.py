@@ -19,7 +19,7 @@ from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tgen.lora.layout import Pair
+    from tgen.lora.matrices import Pair
 
 
 def load(path: Path, *, adapter: Path | None = None) -> ModelBundle:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tgen.config import ModelConfig
-from tgen.lora.layout import Layout, Pair, Part, Shape, sample_a
+from tgen.lora.matrices import Layout, Pair, Part, Shape, sample_a
 from tgen.model.precision import matmul, stored_product
 from tgen.model.transformer import Linear, Transformer, stored_tensor
 

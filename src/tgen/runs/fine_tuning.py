@@ -26,7 +26,7 @@ from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import model_with_adapter
-from tgen.lora.layout import Pair, new_shapes
+from tgen.lora.matrices import Pair, new_shapes
 from tgen.lora.merging import describe as describe_extras
 from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state

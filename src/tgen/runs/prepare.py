@@ -20,7 +20,7 @@ from tgen.config.option import require
 from tgen.config.training import Parallel, TrainConfig
 from tgen.corpus import Documents, PackedRows, TokenDataset, Tokens
 from tgen.errors import DivergedError, TrainingError, UsageError
-from tgen.lora.layout import NewAdapter, Pair
+from tgen.lora.matrices import NewAdapter, Pair
 from tgen.machine.device import (
     Device,
     choose_device,

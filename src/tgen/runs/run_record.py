@@ -15,7 +15,7 @@ from tgen.config import ModelConfig
 from tgen.config.reading import Reading
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import TrainingError, UsageError
-from tgen.lora.layout import NewAdapter, Pair, Shape, adapter_layout, parameter_shapes
+from tgen.lora.matrices import NewAdapter, Pair, Shape, adapter_layout, parameter_shapes
 from tgen.planning.costs import FrozenModel
 from tgen.planning.plan import Plan
 from tgen.reports.training import Choice

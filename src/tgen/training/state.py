@@ -17,7 +17,7 @@ from tgen import distributed
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
 from tgen.lora import training
-from tgen.lora.layout import NewAdapter, parameter_shapes
+from tgen.lora.matrices import NewAdapter, parameter_shapes
 from tgen.lora.training import frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tgen.api import load
-from tgen.generation import completion
-from tgen.generation.completion import Completer, place_after
+from tgen.generation import shortest_completion
+from tgen.generation.shortest_completion import Completer, place_after
 
 PEOPLE = {
     "type": "array",
@@ -77,8 +77,8 @@ def test_banned_tokens_are_not_chosen(model):
 
 
 def test_the_tokens_that_are_tried_are_bounded_and_the_text_is_complete(model, monkeypatch):
-    monkeypatch.setattr(completion, "_FIRST_BUDGET", 30)
-    monkeypatch.setattr(completion, "_BUDGET_PER_TOKEN", 2)
+    monkeypatch.setattr(shortest_completion, "_FIRST_BUDGET", 30)
+    monkeypatch.setattr(shortest_completion, "_BUDGET_PER_TOKEN", 2)
     complete, tried = Completer.complete, []
 
     def count(*args):
