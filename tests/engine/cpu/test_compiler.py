@@ -1,7 +1,10 @@
 """Compiled functions compute what Python computes."""
 
 import ctypes
+import gc
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.compiling import link
+from tgen.engine.cpu import compiler, forward
 from tgen.engine.cpu.compiler import Compiled, Parameter, compiled
 from tgen.engine.cpu.intrinsics import f32, f64, i1, load_float, store_double, store_float
 
@@ -195,3 +199,22 @@ def test_conditions_evaluate_up_to_the_operand_that_decides():
             assert function(0) == expected[0]
         assert function(negative.ctypes.data) == expected[1]
         assert function(three.ctypes.data) == expected[2]
+
+
+def let_others_run(*_):
+    return sum(range(50))  # code in which another thread may take over
+
+
+def test_threads_parse_a_file_at_the_same_time(request):
+    """Python 3.11's parser fails if another thread parses while garbage is collected."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    request.addfinalizer(lambda: gc.set_threshold(*thresholds))
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
+    gc.set_threshold(50, 2, 2)
+    sys.setswitchinterval(1e-6)
+    gc.callbacks.append(let_others_run)
+    request.addfinalizer(lambda: gc.callbacks.remove(let_others_run))
+    parse = compiler._functions_of_file.__wrapped__
+    with ThreadPoolExecutor(4) as threads:
+        results = [*threads.map(parse, [forward.__file__] * 8)]
+    assert all(len(one) == len(results[0]) for one in results)

@@ -15,6 +15,7 @@ import builtins
 import linecache
 import math
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
@@ -86,10 +87,14 @@ def compiled(
     return Compiled(function, result, inline=inline)
 
 
+_parsing = threading.Lock()  # ast.parse of Python 3.11 can fail in two threads at a time
+
+
 @cache
 def _functions_of_file(path: str) -> dict[int, ast.FunctionDef]:
     """Return the functions of a source file by their first line, decorators included."""
-    tree = ast.parse("".join(linecache.getlines(path)), path)
+    with _parsing:
+        tree = ast.parse("".join(linecache.getlines(path)), path)
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return {min([n.lineno, *(d.lineno for d in n.decorator_list)]): n for n in nodes}
 
