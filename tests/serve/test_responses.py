@@ -278,6 +278,32 @@ def test_tokens_of_an_unfinished_character_come_with_its_text() -> None:
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == tokens[:2]
 
 
+@pytest.mark.parametrize("value", [r'"\ud800"', "1e999"])
+def test_what_the_answer_cannot_repeat_is_refused(value: str) -> None:
+    tool = f'{{"type": "function", "name": "f", "x": {value}}}'
+    named = '"tools": [{"type": "function", "name": "f"}], "tool_choice"'
+    form = '{"format": {"type": "text", "name": %s}}'
+    for field in (f'"metadata": {{"a": {value}}}', f'"tools": [{tool}]', f"{named}: {tool}"):
+        with pytest.raises(HttpError, match=r"surrogates|finite"):
+            read(f'{{"input": "x", {field}}}'.encode(), "m")
+    with pytest.raises(HttpError, match="text: expected"):
+        read(f'{{"input": "x", "text": {form % value}}}'.encode(), "m")
+
+
+def test_what_is_nested_deeply_is_refused_or_repeated() -> None:
+    refused = 0
+    for depth in (300, *range(800, 1000)):
+        nested = '{"x":' * depth + "1" + "}" * depth
+        schema = f'{{"format": {{"type": "json_schema", "name": "x", "schema": {nested}}}}}'
+        try:
+            _, form = read(f'{{"input": "x", "text": {schema}}}'.encode(), "m")
+        except RecursionError:
+            refused += 1
+        else:
+            assert nested.encode() in form.chunks([chunk({"content": "a"}, "stop")])
+    assert 0 < refused < 200
+
+
 def test_failed_stream_ends_with_an_error_that_clients_raise() -> None:
     _, form = read(b'{"input": "x", "stream": true}', "m")
     (event,) = parse(form.error(unavailable("gone", "shutting_down")))

@@ -3,6 +3,7 @@
 Nothing is stored: a client sends the whole conversation with each request.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -41,6 +42,8 @@ _NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }
+_REPEATED = ("metadata", "text", "tool_choice", "tools")  # any JSON, in the answer, too
+_SPARE_DEPTH = 100  # calls that write the answer, at most
 _Event = dict[str, Any]
 
 
@@ -170,6 +173,19 @@ def _to_messages(request: _Body) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return messages, names
 
 
+def _check_json(name: str, value: Any) -> None:
+    """Raise HttpError for a value of a field that JSON in UTF-8 cannot express, RecursionError for
+    one that is nested too deeply for an answer that contains it."""
+    for _ in range(_SPARE_DEPTH):
+        value = [value]
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{name}: expected text without unpaired surrogates", name) from None
+    except ValueError:
+        raise bad_request(f"{name}: expected finite numbers", name) from None
+
+
 def _join(parts: Iterable[_Part]) -> str:
     return "".join(part.text for part in parts)
 
@@ -200,21 +216,21 @@ class ResponsesForm:
 
     def __init__(self, request: _Body, values: Mapping[str, Any]) -> None:
         """`values` are those that the client has sent."""
-        form = request.text.format
+        form = {"type": "text", **values.get("text", {}).get("format", {})}
         self._settings = {
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "parallel_tool_calls": request.parallel_tool_calls,
             "temperature": values.get("temperature"),
-            "text": {
-                "format": {"type": form.type} | form.model_dump(by_alias=True, exclude_unset=True)
-            },
+            "text": {"format": form},
             "tool_choice": request.tool_choice,
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs,
             "top_p": values.get("top_p"),
         }
+        for name in _REPEATED:
+            _check_json(name, self._settings[name])
         self._head: dict[str, Any] = {}
         self._items: list[dict[str, Any]] = []  # the last one is open until the text ends
         self._call_index: int | None = None  # of the open item in the chat's calls
