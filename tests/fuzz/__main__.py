@@ -1,4 +1,4 @@
-"""Hostile files, rows and flags: each is refused with an error, or it works.
+"""Hostile files, rows, flags and requests: each is refused with an error, or it works.
 
     python tests/fuzz [--long | COUNT] [--format NAME] [--seed S] [--first I] [--case I] [--jobs J]
 

@@ -7,6 +7,7 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads cannot be forked
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from starlette.types import Receive, Scope, Send
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz import runner
+from fuzz.exchange import exchange
 from tgen.drawing.terminal_text import printable
 from tgen.errors import TgenError
 
@@ -35,6 +38,22 @@ def _raise(error: BaseException) -> None:
 def _block_and_wait() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     time.sleep(600)
+
+
+def _answer(kind: bytes, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+    """Check the response of a server."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        head = [(b"content-type", kind), *headers]
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+    response = asyncio.run(exchange(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", app))
+    try:
+        response.check()
+    except AssertionError as error:  # the end tells findings apart
+        raise AssertionError(f"{error} [{kind[-6:].decode()}:{status}]") from None
 
 
 _CASES: list[tuple[str, Callable[[], object]]] = [  # part of the finding, empty for none
@@ -54,6 +73,12 @@ _CASES: list[tuple[str, Callable[[], object]]] = [  # part of the finding, empty
     ("Ctrl-C would be lost", lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)),
     ("subprocess.Popen", lambda: subprocess.run(["true"], check=True)),
     ("", lambda: open("inside", "wb").close()),
+    ("", partial(_answer, b"application/json", b"{}")),
+    ("status 500", partial(_answer, b"application/json", b"{}", 500)),
+    ("JSONDecodeError", partial(_answer, b"application/json", b"{")),
+    ("NaN in JSON", partial(_answer, b"application/x-ndjson", b"{}\nNaN\n")),
+    ("an event does not end", partial(_answer, b"text/event-stream", b"data: {}\n\ndata: {}")),
+    ("RemoteProtocolError", partial(_answer, b"text/plain", b"", 200, (b"content-length", b"9"))),
 ]
 _HANGS: list[tuple[str, Callable[[], object]]] = [
     ("takes more than", lambda: time.sleep(600)),

@@ -11,6 +11,7 @@ from fuzz.formats.gguf import Gguf, SplitGguf
 from fuzz.formats.older_tokenizer import OlderTokenizer
 from fuzz.formats.prompt import Prompt
 from fuzz.formats.prompt_cache import Cache
+from fuzz.formats.requests import Requests
 from fuzz.formats.rows import Rows
 from fuzz.formats.safetensors import Safetensors
 from fuzz.formats.shapes import Shapes
@@ -40,6 +41,7 @@ FORMATS: dict[str, MakeFormat] = {
     "tables": Tables,
     "documents": Documents,
     "archives": Archives,
+    "requests": Requests,
 }
 WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "config": 16,
@@ -61,4 +63,5 @@ WEIGHTS = {  # shares of the cases: fewer of what takes longer
     "tables": 8,
     "documents": 8,
     "archives": 8,
+    "requests": 8,
 }
