@@ -4,7 +4,9 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from support.servers import serving
 from tgen.errors import TgenError, UsageError
 from tgen.loaded_model import open_model
-from tgen.serve import grammar_check
+from tgen.serve import grammar_check, grammar_child
 from tgen.serve.http_error import HttpError
 
 
@@ -112,3 +114,17 @@ def test_client_that_leaves_cancels_its_grammar(chat_model: Path) -> None:
         server.wait_until_free()
         answer = server.post("/v1/completions", body({"type": "boolean"}))
         assert answer.status_code == 200, answer.text
+
+
+def test_process_that_is_cancelled_after_its_answer_is_not_used_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = Pipe()
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    theirs.send({"message": "no"})
+    fork, idle = grammar_child._Fork(process.pid, ours), list[grammar_child._Fork]()
+    fork.kill()
+    grammar_child._finish(3, fork, idle)
+    assert json.loads(capsys.readouterr().out) == {"id": 3, "message": "no"}
+    assert idle == []
+    process.communicate()

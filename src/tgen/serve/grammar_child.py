@@ -39,10 +39,16 @@ class _Fork:
     slow: bool = False
     stopped: bool = False
     late: bool = False
+    killed: bool = False  # it may have answered before
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that its grammar has taken."""
         return _cpu_seconds(self.process) - self.start
+
+    def kill(self) -> None:
+        """End the process soon."""
+        self.killed = True
+        os.kill(self.process, signal.SIGKILL)
 
 
 def main() -> None:
@@ -67,7 +73,7 @@ def main() -> None:
                 _finish(number, fork, idle)
             elif time.monotonic() > fork.deadline:
                 fork.late = True
-                os.kill(fork.process, signal.SIGKILL)
+                fork.kill()
             elif not fork.slow and fork.cpu_seconds() > _QUICK_SECONDS:
                 fork.slow = True
                 os.setpriority(os.PRIO_PROCESS, fork.process, _SLOW_PRIORITY)
@@ -88,7 +94,7 @@ def main() -> None:
                     fork.connection.send((request["constraint"], request["seconds"]))
                     busy[request["id"]] = fork
                 elif request["id"] in busy:
-                    os.kill(busy[request["id"]].process, signal.SIGKILL)
+                    busy[request["id"]].kill()
     for fork in busy.values():
         os.kill(fork.process, signal.SIGKILL)
 
@@ -137,7 +143,7 @@ def _finish(number: int, fork: _Fork, idle: list[_Fork]) -> None:
         is_slow = _end(fork) == -signal.SIGPROF
         answer = {"slow" if is_slow else "late" if fork.late else "died": True}
     else:
-        if fork.slow or len(idle) >= _MAX_IDLE:
+        if fork.slow or fork.killed or len(idle) >= _MAX_IDLE:
             _end(fork)
         else:
             idle.append(fork)
