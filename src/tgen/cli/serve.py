@@ -191,7 +191,7 @@ def serve(options: ServeOptions) -> None:
     """Serve models over OpenAI's, Ollama's and llama.cpp's HTTP APIs.
 
     GET / lists the paths; /health and /metrics are for supervision.
-    The texts of all requests are generated together; each depends only on its own request and seed.
+    The texts of a model are generated together; each depends only on its own request and seed.
     Sampling defaults are those of tgen generate.
 
     SIGTERM or Ctrl-C ends the server: running texts may finish within --drain-timeout; waiting and

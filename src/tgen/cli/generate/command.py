@@ -43,10 +43,11 @@ def generate(options: GenerateOptions) -> None:
     --interactive, each line continues the text, or is one message of a chat. Text in a prompt never
     becomes a control token.
 
-    Order of processing: penalties, --bias, --ban, --require and the constraint change the logits;
-    then the samplers apply in the order of --samplers. Strings are matched as bytes, across token
-    boundaries. DRY subtracts multiplier * base^(n - allowed length) from the logit of a token that
-    would extend a repeat of n tokens. A constrained text ends when no token can follow.
+    Order of processing: penalties, --bias, --logit-bias, --ban, --require and the constraint change
+    the logits; then the samplers apply in the order of --samplers. Strings are matched as bytes,
+    across token boundaries. DRY subtracts multiplier * base^(n - allowed length) from the logit of
+    a token that would extend a repeat of n tokens. A constrained text ends when no token can
+    follow.
 
     Defaults come from the model's generation_config.json; flags override them. Under torchrun, the
     processes share the rows of --input, and one of them writes the texts in order.
