@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ def test_format_constrains_the_text(served: ServerProcess, form: Any) -> None:
     assert last["done"]
 
 
+def test_generate_without_a_prompt_only_loads_the_model(served: ServerProcess) -> None:
+    for body in ({}, {"prompt": "", "keep_alive": 0, "raw": True, "options": OPTIONS}):
+        (line,) = lines(served, "/api/generate", body)
+        assert (line["response"], line["done"], line["done_reason"]) == ("", True, "load")
+        whole = served.post("/api/generate", body | {"model": served.model, "stream": False})
+        assert whole.json().keys() == line.keys()
+
+
 def test_models_and_version(served: ServerProcess) -> None:
     assert served.http.get("/api/version").json()["version"].count(".") == 2
     (model,) = served.http.get("/api/tags").json()["models"]
@@ -111,6 +120,11 @@ def test_models_and_version(served: ServerProcess) -> None:
     info = shown["model_info"]
     assert info[f"{info['general.architecture']}.context_length"] == 2048
     assert shown["capabilities"] == ["completion"]
+    (loaded,) = served.http.get("/api/ps").json()["models"]
+    assert loaded["name"] == loaded["model"] == model["name"]
+    assert loaded["size"] > 0
+    assert loaded["details"] == shown["details"]
+    assert datetime.fromisoformat(loaded["expires_at"]).year > 2100
     missing = served.post("/api/show", {"name": "other"})
     assert missing.status_code == 404
     assert "'other' does not exist" in missing.json()["error"]
@@ -188,7 +202,12 @@ def test_what_asks_for_nothing_is_accepted() -> None:
     assert request.stream
     request, _ = read_generate(b'{"model": "m", "prompt": "x", "raw": true}', "m")
     assert request.max_tokens == -1
-    body = {"model": "m", "messages": USER, "tools": [], "options": {"num_predict": -1}}
+    body = {
+        "model": "m",
+        "messages": USER,
+        "tools": [],
+        "options": {"num_predict": -1, "top_k": None},
+    }
     request, _ = read_chat(json.dumps(body).encode(), "m")
     assert request.max_tokens == -1
 

@@ -115,6 +115,7 @@ class Service:
                 Route("/v1/models/{name:path}", self._get_model),
                 Route("/api/version", _get_ollama_version),
                 Route("/api/tags", self._list_ollama_models),
+                Route("/api/ps", self._list_loaded_models),
                 Route("/props", partial(self._describe, describe=llama_cpp.properties)),
                 *(
                     Route(path, partial(self._create, read=read), methods=["POST"])
@@ -209,6 +210,11 @@ class Service:
         del request
         sizes = {source.name: source.n_bytes for source in self._models.sources.values()}
         return JSONResponse(ollama.list_models(sizes, self._created))
+
+    async def _list_loaded_models(self, request: Request) -> Response:
+        del request
+        loaded = {served.source.name: served.model for served in self._models.loaded}
+        return JSONResponse(ollama.list_loaded(loaded))
 
     async def _describe(self, request: Request, describe: _Description) -> Response:
         """Answer a question about a model or a text, for which no text is generated."""

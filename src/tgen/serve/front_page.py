@@ -13,7 +13,7 @@ OpenAI's API, for clients with the base URL {root}v1
   GET  /v1/models
 Ollama's API, for clients with the address {root}
   POST /api/generate, /api/chat, /api/show
-  GET  /api/tags, /api/version
+  GET  /api/tags, /api/ps, /api/version
 llama.cpp's API
   POST /tokenize, /detokenize, /apply-template
   GET  /props

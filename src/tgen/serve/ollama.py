@@ -20,6 +20,7 @@ from tgen.serve.text_response import dump_json
 
 VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
 TAG = ":latest"  # that Ollama and its clients append to a name without a tag
+_NEVER = "9999-12-31T23:59:59Z"
 _UNSUPPORTED = ("suffix", "images", "template", "context", "think")
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
@@ -46,11 +47,11 @@ class _Body(JsonObject, extra="forbid"):
     stream: bool = True
     format: Any = None
     options: dict[str, Any] | None = None
-    keep_alive: Any = None  # the model is always there
+    keep_alive: Any = None  # memory decides which models stay
 
 
 class _GenerateBody(_Body):
-    prompt: Unicode
+    prompt: Unicode = ""  # only loads the model
     system: Unicode = ""
     raw: bool = False
 
@@ -73,6 +74,10 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     """
     request = validate(_GenerateBody, _load(body))
     (values, names), form = _shared_fields(request), OllamaForm(request.model, chat=False)
+    if not request.prompt:
+        form = OllamaForm(request.model, chat=False, loads=True)
+        values = {"model": values["model"], "stream": request.stream, "prompt": [0]}
+        return to_request(values | {"max_tokens": 0}, CompletionRequest, model), form
     if request.raw:
         values["prompt"] = request.prompt
         return to_request(values, CompletionRequest, model, names), form
@@ -105,7 +110,9 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
     options = request.options or {}
     for name in options.keys() & _NO_OPTIONS:
         raise bad_request(f"options.{name} is not supported", f"options.{name}")
-    values = {name: value for name, value in options.items() if name not in _IGNORED}
+    values = {
+        name: value for name, value in options.items() if name not in _IGNORED and value is not None
+    }
     names = {name: f"options.{name}" for name in values}
     names |= {"max_tokens": "options.num_predict", "response_format": "format"}
     names["response_format.json_schema.schema"] = "format"
@@ -154,8 +161,9 @@ class OllamaForm:
 
     content_type = "application/x-ndjson"
 
-    def __init__(self, model: str, *, chat: bool) -> None:
-        self._model, self._chat = model, chat
+    def __init__(self, model: str, *, chat: bool, loads: bool = False) -> None:
+        """`loads`: the request only loads the model."""
+        self._model, self._chat, self._loads = model, chat, loads
         self._calls: dict[int, dict[str, str]] = {}  # as far as a stream has brought them
         self._finish = "stop"
         self._usage: dict[str, int] = {}
@@ -213,6 +221,8 @@ class OllamaForm:
                 yield {"function": call | {"arguments": json.loads(call["arguments"])}}
 
     def _summary(self, job: Job) -> dict[str, Any]:
+        if self._loads:
+            return {"done_reason": "load"}
         now = time.perf_counter()
         started, first = job.started or now, job.first_token or now
         durations = {"total": now - job.submitted, "load": 0.0}
@@ -236,6 +246,23 @@ def list_models(sizes: Mapping[str, int], created: float) -> dict[str, Any]:
         "models": [
             {"name": name + TAG, "model": name + TAG, "size": size, **facts}
             for name, size in sizes.items()
+        ]
+    }
+
+
+def list_loaded(models: Mapping[str, LoadedModel]) -> dict[str, Any]:
+    """Return the body of /api/ps for the models in memory, by name; they do not expire."""
+    return {
+        "models": [
+            {
+                "name": name + TAG,
+                "model": name + TAG,
+                "size": model.engine.weight_bytes,
+                "digest": "",
+                "details": _details(model.bundle.config.family, model.engine.dtype),
+                "expires_at": _NEVER,
+            }
+            for name, model in models.items()
         ]
     }
 
