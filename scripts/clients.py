@@ -7,6 +7,11 @@ the programs, each below a comment that says what it does:
     <!-- client: tools; auto -->      the model decides whether it calls a tool
     <!-- client: json_mode; model -->  the client does not send the schema
 
+An application without a program to install has comments instead, with the version whose requests
+scripts/clients_replay.py sends:
+
+    <!-- replay of 1.2.3: tools; auto -->
+
 A program is ok if it ends with status 0 and the server refused none of its requests. With `auto`,
 a model whose template has no tools must be refused (status 400), and the small model that is
 trained here must call a tool. With `model`, a program that fails though every response had status
@@ -17,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,18 +36,22 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "clients.md"
+REPLAY = ROOT / "scripts" / "clients_replay.py"
 ADDRESS, NAME = "http://127.0.0.1:8000", "my-chat-model"
+FOLDER = "SmolLM2-135M-Instruct"  # of the model on the page
 CONTEXT = 4096  # of the small model, which was trained on shorter rows
 OPTIONS = ("--log", "json", "--grammar-timeout", "60", "--max-tokens", "256")
+OPTIONS += ("--dtype", "float32")  # as the local model of lm-evaluation-harness
 SECONDS = 300  # that a program may take
 SUFFIXES = {"python": ".py", "js": ".mjs", "sh": ".sh"}
+REPLAYS = r"<!-- replay of (\S+): (.*?)(?:; (\w+))? -->"
 
 
 class Program(NamedTuple):
     """A program of the page."""
 
     client: str
-    install: tuple[str, ...]  # "pip" or "npm", and packages
+    install: tuple[str, ...]  # "pip" or "npm", and packages; or "replay", and a version
     what: str
     depends: str  # "auto", "model" or ""
     language: str
@@ -53,6 +63,13 @@ def read_page(text: str) -> list[Program]:
     programs = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         client = section.partition("\n")[0]
+        replays = re.findall(REPLAYS, section)
+        for version, what, depends in replays:
+            arguments = shlex.join([client, what, ADDRESS])
+            code = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPLAY))} {arguments}"
+            programs.append(Program(client, ("replay", version), what, depends, "sh", code))
+        if replays:
+            continue
         install = re.search(r"^`(pip|npm) install (.*)`$", section, re.MULTILINE)
         if install is None:
             raise SystemExit(f"{PAGE.name}: {client} has no line that installs it")
@@ -72,8 +89,10 @@ def install(program: Program, cache: Path) -> str:
     tool, *packages = program.install
     folder = cache / re.sub(r"\W+", "-", program.client).lower()
     stamp = folder / ".made"
+    folder.mkdir(exist_ok=True)
+    if tool == "replay":
+        return packages[0]
     if tool == "npm":
-        folder.mkdir(exist_ok=True)
         if not stamp.exists():
             (folder / "package.json").write_text('{"private": true, "type": "module"}')
             run_quietly("npm", "install", *packages, cwd=folder)
@@ -82,13 +101,13 @@ def install(program: Program, cache: Path) -> str:
     else:
         python = folder / "bin" / "python"
         if not stamp.exists():
-            run_quietly(sys.executable, "-m", "venv", "--clear", folder)
-            pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-            torch = next(
-                line for line in (ROOT / "constraints.txt").read_text().split() if "torch==" in line
-            )
-            (folder / "constraints.txt").write_text(torch)  # not a build for GPUs
-            run_quietly(*pip, "--constraint", folder / "constraints.txt", *packages)
+            run_quietly(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
+            torch = re.search(r"^torch==.*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+            (folder / "constraints.txt").write_text(torch[0] if torch else "")
+            options = ["--disable-pip-version-check", "--no-compile"]
+            options += ["--constraint", folder / "constraints.txt"]
+            pip = [make_pip(cache), "-m", "pip", "--python", python, "install", *options]
+            run_quietly(*pip, *packages)
         name = re.sub(r"\[.*", "", packages[0])
         code = f"from importlib.metadata import version; print(version({name!r}))"
         version = subprocess.run(
@@ -96,6 +115,16 @@ def install(program: Program, cache: Path) -> str:
         ).stdout.strip()
     stamp.touch()
     return version
+
+
+def make_pip(cache: Path) -> Path:
+    """Return a Python with pip, which installs into the other environments: each has none of its
+    own, whose installation takes seconds."""
+    folder = cache / "pip"
+    if not (folder / ".made").exists():
+        run_quietly(sys.executable, "-m", "venv", "--clear", folder)
+        (folder / ".made").touch()
+    return folder / "bin" / "python"
 
 
 def run_quietly(*command: object, cwd: Path | None = None) -> None:
@@ -148,11 +177,11 @@ def has_tools(address: str) -> bool:
         return "tools" in json.load(response)["capabilities"]
 
 
-def run(program: Program, cache: Path, address: str) -> tuple[int, str]:
+def run(program: Program, cache: Path, model: Path, address: str) -> tuple[int, str]:
     """Return the exit status and the output of a program."""
     folder = cache / re.sub(r"\W+", "-", program.client).lower()
     file = folder / f"program{SUFFIXES[program.language]}"
-    file.write_text(program.code.replace(ADDRESS, address))
+    file.write_text(program.code.replace(ADDRESS, address).replace(FOLDER, str(model)))
     command = {"python": [str(folder / "bin" / "python")], "js": ["node"], "sh": ["bash", "-e"]}
     with tempfile.TemporaryDirectory() as home:
         paths = f"{folder / 'bin'}:{os.environ['PATH']}"
@@ -214,7 +243,7 @@ def main() -> None:
         tools = has_tools(address)
         for program in programs:
             before = log.stat().st_size
-            status, output = run(program, cache, address)
+            status, output = run(program, cache, model, address)
             time.sleep(0.2)  # a thread of the server's writes the log
             lines = log.read_bytes()[before:].decode().splitlines()
             responses = [json.loads(line)["status"] for line in lines if line.startswith("{")]
