@@ -40,8 +40,10 @@ REPLAY = ROOT / "scripts" / "clients_replay.py"
 ADDRESS, NAME = "http://127.0.0.1:8000", "my-chat-model"
 FOLDER = "SmolLM2-135M-Instruct"  # of the model on the page
 CONTEXT = 4096  # of the small model, which was trained on shorter rows
-OPTIONS = ("--log", "json", "--grammar-timeout", "60", "--max-tokens", "256")
-OPTIONS += ("--dtype", "float32")  # as the local model of lm-evaluation-harness
+OPTIONS = (
+    *("--log", "json", "--grammar-timeout", "60", "--max-tokens", "256"),
+    *("--dtype", "float32"),  # as the local model of lm-evaluation-harness
+)
 SECONDS = 300  # that a program may take
 SUFFIXES = {"python": ".py", "js": ".mjs", "sh": ".sh"}
 REPLAYS = r"<!-- replay of (\S+): (.*?)(?:; (\w+))? -->"
@@ -104,10 +106,9 @@ def install(program: Program, cache: Path) -> str:
             run_quietly(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
             torch = re.search(r"^torch==.*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
             (folder / "constraints.txt").write_text(torch[0] if torch else "")
-            options = ["--disable-pip-version-check", "--no-compile"]
-            options += ["--constraint", folder / "constraints.txt"]
-            pip = [make_pip(cache), "-m", "pip", "--python", python, "install", *options]
-            run_quietly(*pip, *packages)
+            pip = [make_pip(cache), "-m", "pip", "--python", python, "install"]
+            options = ["--disable-pip-version-check", "--no-compile", "--constraint"]
+            run_quietly(*pip, *options, folder / "constraints.txt", *packages)
         name = re.sub(r"\[.*", "", packages[0])
         code = f"from importlib.metadata import version; print(version({name!r}))"
         version = subprocess.run(

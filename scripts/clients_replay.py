@@ -211,7 +211,7 @@ def use_continue_with_ollama(root: str) -> None:
     name = choose_ollama_model(root)
     shown = load(f"{root}/api/show", {"name": name})
     assert ".Suffix" not in shown.get("template", "")  # else it would send a suffix
-    options = {"num_predict": 4096, "num_ctx": 8192}
+    options: dict[str, Any] = {"num_predict": 4096, "num_ctx": 8192}
     body: dict[str, Any] = {"model": name, "options": options, "keep_alive": 1800}
     print(join_messages(read_lines(f"{root}/api/chat", body | {"messages": [SYSTEM, USER]})))
     options |= {"temperature": 0.01, "stop": STOPS}
