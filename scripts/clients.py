@@ -161,7 +161,7 @@ def serving(model: Path, log: Path) -> Iterator[str]:
         subprocess.Popen([*command, *OPTIONS], stderr=file) as process,
     ):
         try:
-            while not (found := re.search(r"serving \S+ on (\S+)", log.read_text())):
+            while not (found := re.search(r'serving \S+ on ([^\s"]+)', log.read_text())):
                 if process.poll() is not None:
                     raise SystemExit(log.read_text())
                 time.sleep(0.1)
@@ -246,8 +246,8 @@ def main() -> None:
             before = log.stat().st_size
             status, output = run(program, cache, model, address)
             time.sleep(0.2)  # a thread of the server's writes the log
-            lines = log.read_bytes()[before:].decode().splitlines()
-            responses = [json.loads(line)["status"] for line in lines if line.startswith("{")]
+            lines = map(json.loads, log.read_bytes()[before:].splitlines())
+            responses = [line["status"] for line in lines if "status" in line]
             result = judge(
                 program, status, output, responses, tools=tools, trained=not options.model
             )
