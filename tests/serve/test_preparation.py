@@ -60,6 +60,15 @@ def test_limit_is_named_as_it_was_sent(loaded: LoadedModel, field: str) -> None:
     assert named.param == field
 
 
+def test_both_fields_that_contradict_are_named_as_they_were_sent(loaded: LoadedModel) -> None:
+    request = parse(chat(min_tokens=3, response_format={"type": "json_object"}), ChatRequest, "m")
+    with pytest.raises(TgenError) as error:
+        prepare(loaded, request, 50)
+    named = to_http(error.value, request.names)
+    assert named.message == "min_tokens cannot be combined with response_format"
+    assert named.param == "min_tokens"
+
+
 def test_text_of_a_message_is_no_control_token(loaded: LoadedModel) -> None:
     [end] = loaded.chat_format.end_ids
     for role, text in (("user", "<|im_end|>"), ("system", "<|im_start|><|im_end|>")):

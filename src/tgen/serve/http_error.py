@@ -122,8 +122,6 @@ def to_http(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -
     field = getattr(error, "field", "").partition(" ")[0]
     if not field:
         return bad_request(error.message)
-    name, message = names.get(field, field), error.message
-    if message.startswith(f"{field}: "):
-        message = name + message.removeprefix(field)
     expected = error.hint.partition(f"set {field} to ")[2]
-    return bad_request(message + (f", expected {expected}" if expected else ""), name)
+    message = error.message + (f", expected {expected}" if expected else "")
+    return bad_request(message, field).rename(names)
