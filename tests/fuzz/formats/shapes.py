@@ -1,12 +1,14 @@
 """Models of extreme shapes whose weights fit their config.json: many heads, layers or positions."""
 
+import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz.models import save_model, use_model
+from fuzz.models import make_config, save_model, use_model
+from tgen.checkpoint.hf.tensor_names import tensor_mappings
 from tgen.config import FAMILIES, RopeScaling
 from tgen.errors import TgenError
 from tgen.scoring import score_text
@@ -84,10 +86,6 @@ def _cached(v: dict[str, Any]) -> int:
 
 
 def _count(family: str, v: dict[str, Any]) -> int:
-    """Return about the number of weights."""
-    attention = (
-        2 * v["d_model"] * v["head_dim"] * (v["n_heads"] + v.get("n_kv_heads", v["n_heads"]))
-    )
-    layer = attention + 3 * v["d_model"] * v["d_ff"] + 10
-    stored = family == "gpt2" or v.get("position") is not None  # positions
-    return v["n_layers"] * layer + v["d_model"] * (300 + (v["context_length"] if stored else 0))
+    """Return the number of weights."""
+    mappings = tensor_mappings(make_config(family, **v))
+    return sum(math.prod(shape) for mapping in mappings for shape in mapping.shapes)
