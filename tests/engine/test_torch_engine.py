@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.engine.torch_engine import TorchEngine, device_lock, group_by_count
+from tgen.engine.torch_engine import TorchEngine, get_graph_lock, group_by_count
 
 PROMPTS = [[1, 2, 3], [7], [4, 5, 6, 7, 8, 9]]
 
@@ -161,6 +161,6 @@ def test_groups_have_similar_counts(counts, groups):
 
 def test_engines_of_a_gpu_share_one_lock() -> None:
     gpu, same, other, cpu = (torch.device(name) for name in ("cuda", "cuda:0", "cuda:1", "cpu"))
-    assert device_lock(gpu) is device_lock(same)
-    assert device_lock(gpu) is not device_lock(other)
-    assert device_lock(cpu) is not device_lock(cpu)
+    assert get_graph_lock(gpu) is get_graph_lock(same)
+    assert get_graph_lock(gpu) is not get_graph_lock(other)
+    assert get_graph_lock(cpu) is not get_graph_lock(cpu)

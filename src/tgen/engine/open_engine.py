@@ -79,7 +79,7 @@ def open_engine(
             dtype = dtype or stored_dtype(bundle)
             packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
         return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
-    from tgen.engine.torch_engine import TorchEngine, device_lock  # imports torch
+    from tgen.engine.torch_engine import TorchEngine, get_graph_lock  # imports torch
     from tgen.machine.device import choose_device, set_threads
     from tgen.model.transformer import Transformer
 
@@ -100,7 +100,7 @@ def open_engine(
         raise UsageError(message, "remove cache_dtype", field="cache_dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    with device_lock(target):
+    with get_graph_lock(target):
         model.to(target)
     return TorchEngine(model, dtype=dtype)
 

@@ -26,9 +26,11 @@ _CPU_PASS_COST, _GPU_PASS_COST = 16, 256
 _gpu_locks: dict[torch.device, threading.Lock] = {}
 
 
-def device_lock(device: torch.device) -> threading.Lock:
-    """Return the lock of a device, which clones share, and on a GPU all engines: nothing else may
-    run or be loaded there while a graph is captured."""
+def get_graph_lock(device: torch.device) -> threading.Lock:
+    """Return the lock that all engines of a GPU share; a new one for any other device.
+
+    Nothing else may run or be loaded on a GPU while a graph is captured.
+    """
     if device.type != "cuda":
         return threading.Lock()
     return _gpu_locks.setdefault(torch.device("cuda", device.index or 0), threading.Lock())
@@ -45,7 +47,7 @@ class TorchEngine:
         self.dtype: StoredAs = dtype
         self.cache_dtype = dtype
         self.device = model.token_embedding.weight.device
-        self._lock = device_lock(self.device)
+        self._lock = get_graph_lock(self.device)
         narrow = dtype == "bfloat16"
         if narrow:  # norms, biases and position tables stay float32
             with self._lock:
