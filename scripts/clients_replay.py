@@ -65,7 +65,8 @@ def choose_ollama_model(root: str) -> str:
 def read_events(url: str, body: object) -> list[Any]:
     """Return the chunks of a stream of server-sent events, which [DONE] must end."""
     events = [line[6:].strip() for line in send(url, body) if line.startswith(b"data: ")]
-    assert events.pop() == b"[DONE]"
+    end = events.pop()
+    assert end == b"[DONE]"
     return [json.loads(event) for event in events]
 
 
@@ -134,18 +135,20 @@ def describe_task(key: str, words: str, answer: str) -> str:
 
 
 def print_task(text: str) -> None:
-    """Print the JSON in the answer to a task; without any, Open WebUI goes without it."""
+    """Print the JSON in the answer to a task; Open WebUI skips a task without JSON."""
     print(text[text.find("{") : text.rfind("}") + 1] or f"no JSON in {text!r}")
 
 
 def use_open_webui_with_ollama(root: str) -> None:
-    """Use Ollama's API for the same, the version, the loaded models and unloading."""
-    assert len([int(n) for n in load(f"{root}/api/version")["version"].split(".")]) == 3
+    """Read the version, the models and the loaded ones; stream a chat, run the tasks, unload."""
+    version = load(f"{root}/api/version")["version"]
+    assert len([int(n) for n in version.split(".")]) == 3
     name = choose_ollama_model(root)
     (loaded,) = load(f"{root}/api/ps")["models"]
     assert loaded["model"] == name
     datetime.fromisoformat(loaded["expires_at"])
-    assert load(f"{root}/api/show", {"model": name})["details"]["family"]
+    shown = load(f"{root}/api/show", {"model": name})
+    assert shown["details"]["family"]
     unset = dict.fromkeys(("temperature", "top_k", "num_ctx", "mirostat_eta", "use_mmap"))
     body: dict[str, Any] = {"model": name, "messages": [USER], "stream": True, "options": unset}
     chunks = read_lines(f"{root}/api/chat", body)
@@ -158,7 +161,8 @@ def use_open_webui_with_ollama(root: str) -> None:
         body |= {"messages": [task], "stream": False, "options": {"num_predict": 1000}}
         print_task(load(f"{root}/api/chat", body)["message"]["content"])
     unload = {"model": name, "keep_alive": 0, "prompt": ""}
-    assert read_lines(f"{root}/api/generate", unload)[-1]["response"] == ""
+    chunks = read_lines(f"{root}/api/generate", unload)
+    assert chunks[-1]["response"] == ""
 
 
 def call_open_webui_tools_with_openai(root: str) -> None:
@@ -242,28 +246,24 @@ def call_continue_tools_with_ollama(root: str) -> None:
     print(join_messages(read_lines(f"{root}/api/chat", body))["content"])
 
 
+PROGRAMS = {
+    ("Open WebUI", "OpenAI API"): use_open_webui_with_openai,
+    ("Open WebUI", "OpenAI API, tools"): call_open_webui_tools_with_openai,
+    ("Open WebUI", "Ollama API"): use_open_webui_with_ollama,
+    ("Open WebUI", "Ollama API, tools"): call_open_webui_tools_with_ollama,
+    ("Continue", "OpenAI API"): use_continue_with_openai,
+    ("Continue", "OpenAI API, tools"): call_continue_tools_with_openai,
+    ("Continue", "Ollama API"): use_continue_with_ollama,
+    ("Continue", "Ollama API, tools"): call_continue_tools_with_ollama,
+}
+
+
 def main() -> None:
     """Run the program of a client."""
     _, client, what, root = sys.argv
-    match (client, what):
-        case ("Open WebUI", "OpenAI API"):
-            use_open_webui_with_openai(root)
-        case ("Open WebUI", "OpenAI API, tools"):
-            call_open_webui_tools_with_openai(root)
-        case ("Open WebUI", "Ollama API"):
-            use_open_webui_with_ollama(root)
-        case ("Open WebUI", "Ollama API, tools"):
-            call_open_webui_tools_with_ollama(root)
-        case ("Continue", "OpenAI API"):
-            use_continue_with_openai(root)
-        case ("Continue", "OpenAI API, tools"):
-            call_continue_tools_with_openai(root)
-        case ("Continue", "Ollama API"):
-            use_continue_with_ollama(root)
-        case ("Continue", "Ollama API, tools"):
-            call_continue_tools_with_ollama(root)
-        case _:
-            raise SystemExit(f"{client} has no program {what!r}")
+    if (client, what) not in PROGRAMS:
+        raise SystemExit(f"{client} has no program {what!r}")
+    PROGRAMS[client, what](root)
 
 
 if __name__ == "__main__":
