@@ -119,8 +119,8 @@ def install(program: Program, cache: Path) -> str:
 
 
 def make_pip(cache: Path) -> Path:
-    """Return a Python with pip, which installs into the other environments: each has none of its
-    own, whose installation takes seconds."""
+    """Return a Python with pip, which installs into the other environments. Installing pip into
+    each of them would take seconds."""
     folder = cache / "pip"
     if not (folder / ".made").exists():
         run_quietly(sys.executable, "-m", "venv", "--clear", folder)

@@ -72,7 +72,7 @@ def open_model(
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How tokens are computed; they are the same in any way."""
+    """The options for computing tokens; they do not change the tokens."""
 
     kv_cache: bool = True  # False: compute each window again for every token, without drafts
     draft: Draft = "auto"

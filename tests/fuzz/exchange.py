@@ -125,7 +125,7 @@ class _Client(asyncio.Transport):
 
 
 async def exchange(raw: bytes, app: ASGIApp, *, leaves: bool = False) -> Response:
-    """Send the bytes of a request, and return the response; a client that leaves has none.
+    """Send the bytes of a request, and return the response, with status 0 if the client leaves.
 
     Raises RemoteProtocolError for a response that is not HTTP.
     """

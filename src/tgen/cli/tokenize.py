@@ -210,7 +210,7 @@ def _parse_id(word: bytes, vocab_size: int) -> int:
 
 @dataclass
 class _Counts:
-    """Numbers of one text or of several, as far as they have been read."""
+    """Numbers of tokens and bytes that have been read so far, of one or several texts."""
 
     n_tokens: int = 0
     n_bytes: int = 0

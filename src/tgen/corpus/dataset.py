@@ -85,7 +85,7 @@ def token_arrays(train: Tokens, val: Tokens) -> dict[str, Array]:
 
 
 def tokens_of(arrays: Mapping[str, Array]) -> tuple[Tokens, Tokens]:
-    """Return the training and validation tokens that `token_arrays` gave these arrays."""
+    """Return the training and validation tokens of a token file; the inverse of `token_arrays`."""
     train, val = (
         Tokens(arrays[name], arrays.get(f"{name}_loss_mask"), arrays.get(f"{name}_lengths"))
         for name in ("train", "val")

@@ -37,7 +37,8 @@ class Piece(NamedTuple):
     in_loss: bool
 
 
-Encoded = tuple[Piece, NDArray[Any], int]  # with its tokens (n,) uint32, and characters replaced
+# Piece, its tokens (n,) uint32, number of replaced characters.
+Encoded = tuple[Piece, NDArray[Any], int]
 
 
 def encode_pieces(

@@ -113,7 +113,7 @@ def split_text(text: Part, size: int) -> Iterator[bytes]:
 
 def split_stream(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
     """Split a text that is read once into the pieces of `split_text`; `read` returns up to n
-    bytes, and none at the end."""
+    bytes, and b"" at the end."""
     text = b""
     while True:
         while len(text) < size + 4 and (block := read(size + 4 - len(text))):

@@ -60,7 +60,7 @@ class CachedWeights(NamedTuple):
 
     @property
     def dtype(self) -> StoredAs:
-        """How the matrices are stored."""
+        """The dtype in which the matrices are stored."""
         dtype: StoredAs = self.file.header["dtype"]
         return dtype
 

@@ -449,7 +449,7 @@ def _types_of(value: Any) -> set[str]:
 
 
 def _listed(conjunctions: Iterable[_Conjunction]) -> set[Any] | None:
-    """Return the values, canonical, besides which conjunctions allow none; None if not listed."""
+    """Return canonical values that include all that the conjunctions allow; None if not listed."""
     result = set()
     for one in conjunctions:
         lists = [v for part in one if (v := values_of(part.keywords)) is not None]

@@ -1,4 +1,5 @@
-"""A run on several GPUs or other ranks: DDP or FSDP; memory, communication, speed, estimated."""
+"""Runs on several GPUs or ranks: the choice of DDP or FSDP, and estimates of memory, communication
+and speed."""
 
 from functools import partial
 from typing import Any

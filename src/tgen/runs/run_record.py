@@ -90,7 +90,7 @@ class AdapterRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRecord:
-    """How the conversations of a run became tokens, so that resuming gives the same ones."""
+    """A record of how a run turned its conversations into tokens, so that resuming repeats it."""
 
     template: str  # Jinja source
     variables: dict[str, str]  # `bos_token` and so on

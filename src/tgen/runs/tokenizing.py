@@ -114,7 +114,7 @@ def hold_out(text: Corpus, config: TrainConfig) -> tuple[TrainConfig, list[str]]
 
 def row_lengths(train: Tokens, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], bool]:
     """Return the tokens of each prompt with its completion (r,), and whether the training split has
-    them and nothing else; none for a tokenizer without an end-of-text token."""
+    them and nothing else. Without an end-of-text token, r is 0."""
     mask, end = train.loss_mask, tokenizer.end_of_text
     if mask is None or end is None:
         return np.zeros(0, np.int64), False
@@ -267,7 +267,7 @@ def tokenize_split(
 
 
 def replacement_notes(n: int) -> list[str]:
-    """Return a note on `n` characters of a corpus that were replaced; without any, none."""
+    """Return a note on `n` replaced characters of a corpus, or an empty list if `n` is 0."""
     if not n:
         return []
     what = count(n, "character")

@@ -143,7 +143,7 @@ def document_scorers(
 
 
 def start_ids(model: LoadedModel) -> list[int]:
-    """Return the tokens before a text; none if the model has no such token."""
+    """Return the tokens before a text; an empty list if the model has no such token."""
     return model.tokenizer.encode_prompt(b"")
 
 

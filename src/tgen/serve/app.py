@@ -64,7 +64,7 @@ _EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding", 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """What one request may ask for."""
+    """The limits of one request."""
 
     max_tokens: int | None = None  # new tokens per text; None: the context length
     body_bytes: int

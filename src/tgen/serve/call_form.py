@@ -28,7 +28,7 @@ class CallForm:
 
     tools: Mapping[int, Tool]  # that can be called, by their position in the request
     syntax: CallSyntax
-    controls: Mapping[str, int]  # the syntax's control tokens, whose bytes are no text
+    controls: Mapping[str, int]  # the syntax's control tokens, which have no text
     choice: ToolChoice
     parallel: bool
     text_schema: Mapping[str, Any] | None  # of a text without calls

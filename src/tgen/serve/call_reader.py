@@ -19,7 +19,7 @@ class CallReader:
     def __init__(self, form: CallForm) -> None:
         self._syntax, self._only_at_start = form.syntax, form.only_at_start
         self._names = {i: name for name, i in form.controls.items()}
-        self._waiting = ""  # text of which the meaning is not known yet
+        self._waiting = ""  # text that may be the start of a call
         self._read = self._read_text
         self._opener = form.syntax.opener
         self._depth, self._in_string, self._escaped = 0, False, False  # within the arguments
@@ -43,7 +43,7 @@ class CallReader:
         return deltas
 
     def _read_text(self) -> str:
-        """Return the content before the first call, as far as it is none."""
+        """Return the text that cannot be part of a call."""
         trigger, text = self._syntax.trigger, self._waiting
         at = text.find(trigger)
         if at == 0 or (at > 0 and not self._only_at_start):

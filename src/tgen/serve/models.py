@@ -236,7 +236,7 @@ class ServedModels:
                     visit.ready.set_result(None)
 
     async def _make_room(self, name: str, base: str | None, wanted: str) -> bool:
-        """Unload models until the memory has room for this one, or none but the base is left; those
+        """Unload models until the memory has room for this one, or only the base is left; those
         that generate finish first. Return False if nobody waits for the wanted model any more."""
         limit = self._settings.memory_bytes
         try:

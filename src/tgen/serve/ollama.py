@@ -51,7 +51,7 @@ class _Body(JsonObject, extra="forbid"):
 
 
 class _GenerateBody(_Body):
-    prompt: Unicode = ""  # only loads the model
+    prompt: Unicode = ""  # if empty, the model is only loaded
     system: Unicode = ""
     raw: bool = False
 

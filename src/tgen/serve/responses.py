@@ -142,7 +142,8 @@ def read(body: bytes, model: str) -> tuple[ChatRequest, "ResponsesForm"]:
 
 
 def _to_messages(request: _Body) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the instructions and the items as messages of a chat, and the items' names of them."""
+    """Return the chat messages of the instructions and items, and the field of the request that
+    each message comes from."""
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     if request.instructions is not None:

@@ -77,7 +77,7 @@ class Connection(H11Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How a server runs; `limits` are those of one request."""
+    """The settings of a server; `limits` apply to each request."""
 
     models: ModelSettings
     drain_seconds: float
@@ -122,8 +122,8 @@ def serve(
     log: AccessLog,
     started: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Serve until a signal ends it; return whether a second one has forced the end, for which
-    threads that still compute must not be waited for. Raises TgenError if the engine failed.
+    """Serve until a signal ends it; return True if a second signal forced the end: then do not
+    wait for threads that still compute. Raises TgenError if the engine failed.
 
     A single model is loaded first, several when they are needed; then `started` is called.
     """

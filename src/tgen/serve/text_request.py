@@ -188,12 +188,12 @@ class CompletionRequest(_TextRequest):
 
     @property
     def per_prompt(self) -> int:
-        """As in all requests."""
+        """Number of texts to generate per prompt: best_of, or n."""
         return self.best_of or self.n
 
     @property
     def n_texts(self) -> int:
-        """As in all requests."""
+        """Number of texts to generate over all prompts."""
         return self.per_prompt * len(self.prompt)
 
     @property
@@ -203,7 +203,8 @@ class CompletionRequest(_TextRequest):
 
     @property
     def n_top_of_prompt(self) -> int | None:
-        """As in all requests."""
+        """Number of top tokens in the answer per token of the prompt; None without logprobs or
+        echo."""
         return self.logprobs if self.echo else None
 
 
@@ -259,7 +260,7 @@ class ChatRequest(_TextRequest):
 
     @property
     def calls_tools(self) -> bool:
-        """As in all requests."""
+        """Whether the answer may call tools."""
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
@@ -269,12 +270,13 @@ class ChatRequest(_TextRequest):
 
     @property
     def constraint(self) -> str | None:
-        """As in SamplingFields."""
+        """The request's field that constrains the text, if any: tools if the answer may call."""
         return "tools" if self.calls_tools else super().constraint
 
     @property
     def names(self) -> dict[str, str]:
-        """As in all requests; calls are constrained by a grammar or a schema."""
+        """The client's names of fields, and of the options of SamplingConfig that they set; `tools`
+        sets those that constrain calls."""
         calls = {"grammar": "tools", "json_schema": "tools"} if self.calls_tools else {}
         return super().names | calls
 
@@ -292,7 +294,7 @@ class ChatRequest(_TextRequest):
 
     @property
     def n_top(self) -> int | None:
-        """As in CompletionRequest."""
+        """Number of top tokens in the answer per position; None without logprobs."""
         return self.top_logprobs if self.logprobs else None
 
 

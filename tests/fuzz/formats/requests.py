@@ -264,7 +264,7 @@ class Requests:
         return call
 
     def _note_record(self, record: logging.LogRecord) -> bool:
-        """Keep an exception that the server logs; what has none is printed."""
+        """Keep the exception of a log record; return True to print a record without one."""
         error = record.exc_info and record.exc_info[1]
         if error:
             self._failures.append(error)
