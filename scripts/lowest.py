@@ -4,8 +4,8 @@
 
 Lower bounds come from `pyproject.toml`, NAME=VERSION replaces one. Tools that only the tests use
 have the versions of `constraints.txt`, or older ones where the lowest gguf asks for them.
-transformers is left out: its own requirements contradict the lowest tokenizers, and
-`scripts/interop` tests it.
+transformers, and peft that requires it, are left out: transformers' requirements contradict the
+lowest tokenizers, and `scripts/interop` tests it.
 """
 
 import re
@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_NEEDED = {"transformers", "mypy", "ruff", "coverage"}
+NOT_NEEDED = {"transformers", "peft", "mypy", "ruff", "coverage"}
 UNPINNED = {"sentencepiece"}
 
 

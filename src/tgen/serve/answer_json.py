@@ -56,7 +56,7 @@ class Answer:
                 field = self._request.constraint
                 message = "the text is incomplete, but no token can follow"
                 error = bad_request(f"{field}: {message}" if field else message, field)
-                raise error.rename(self._request.names)
+                raise error.use_names(self._request.names)
             self._texts[i].add(event, with_logprobs=self._with_logprobs)
 
     @property

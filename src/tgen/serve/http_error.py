@@ -43,7 +43,7 @@ class HttpError(TgenError):
             }
         }
 
-    def rename(self, names: Mapping[str, str]) -> Self:
+    def use_names(self, names: Mapping[str, str]) -> Self:
         """Name fields as the client does, in place; `names` are its names of fields or of parts of
         them. Returns the error."""
         message = self.message
@@ -113,7 +113,7 @@ def to_http(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -
     `names`: the client's names of options of SamplingConfig, and of fields.
     """
     if isinstance(error, HttpError):
-        return error.rename(names)
+        return error.use_names(names)
     if not isinstance(error, TgenError):
         return internal_error()
     if isinstance(error, ContextError):
@@ -124,4 +124,4 @@ def to_http(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -
         return bad_request(error.message)
     expected = error.hint.partition(f"set {field} to ")[2]
     message = error.message + (f", expected {expected}" if expected else "")
-    return bad_request(message, field).rename(names)
+    return bad_request(message, field).use_names(names)

@@ -332,7 +332,7 @@ def to_request(
         _drop_without_effect(given, kind)
         request = validate(kind, {"model": model} | given)
     except HttpError as error:
-        error.rename(sent)
+        error.use_names(sent)
         raise
     request._sent_names.update(sent)
     return request

@@ -1,9 +1,9 @@
 """Quantized GGUF files: values as llama.cpp's, in little more memory than the file takes."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from support.command import tgen
 from support.models import cpu_engine, make_model
@@ -159,7 +159,7 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
 
 
 def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(Transformer, "to", lambda self, _: self)
     monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
     path = export_model(tmp_path, tokenizer, "q4_0")
