@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tgen.errors import ContextError, TgenError
 
 _RETRY_SECONDS = 1
+_PART = re.compile(r"[.\[]")  # the start of a part of a field
 _OTHER_FIELD = re.compile(r"(cannot be combined with |\(got )(\w+)(\)?)$")  # ends a message
 
 
@@ -66,8 +67,9 @@ class HttpError(TgenError):
 
 def name_as_sent(field: str, names: Mapping[str, str]) -> str:
     """Return the client's name of a field; `names` has those of fields or of parts of them."""
-    parents = (name for name in names if re.match(re.escape(name) + r"(?![^.\[])", field))
-    parent = max(parents, key=len, default="")
+    # Only the parents of the field are looked up: a request may have thousands of names.
+    ends = [*(match.start() for match in _PART.finditer(field)), len(field)]
+    parent = next((field[:end] for end in reversed(ends) if field[:end] in names), "")
     return names.get(parent, "") + field.removeprefix(parent)
 
 
