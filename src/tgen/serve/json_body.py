@@ -1,7 +1,7 @@
 """Bodies of requests: JSON objects with strict types, and errors that name the field."""
 
 import json
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,14 +46,18 @@ def check_unicode(text: str) -> str:
 
 def check_size(value: Any) -> Any:
     """Return a schema, grammar or list that is small enough; raises ValueError."""
-    text = json.dumps(value, ensure_ascii=False)
-    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
-        kind = "schema" if isinstance(value, dict) else "value"
-        raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
+    kind = "schema" if isinstance(value, dict) else "value"
+    check_length(json.dumps(value, ensure_ascii=False), kind)
     return value
 
 
-def is_ids(value: Any) -> bool:
+def check_length(text: str, kind: str) -> None:
+    """Raise ValueError for JSON that is too long; `kind` says what it is in the message."""
+    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
+        raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
+
+
+def is_ids(value: Any) -> TypeGuard[list[int]]:
     """Return whether a value is a list of whole numbers, as token ids are."""
     return isinstance(value, list) and all(type(i) is int for i in value)
 

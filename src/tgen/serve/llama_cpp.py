@@ -16,7 +16,7 @@ from tgen.version import __version__
 def _check_ids(value: Any) -> list[int]:
     if not is_ids(value):
         raise ValueError("a list of token ids")
-    return list(value)
+    return value
 
 
 class _Content(JsonObject, extra="forbid"):

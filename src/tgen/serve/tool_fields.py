@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from tgen.serve.json_body import JsonObject, Unicode, check_size, check_unicode
+from tgen.serve.json_body import JsonObject, Unicode, check_length, check_unicode
 
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
@@ -18,10 +18,10 @@ def _check_name(name: str) -> str:
 
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    check_unicode(json.dumps(schema, ensure_ascii=False))
+    text = check_unicode(json.dumps(schema, ensure_ascii=False))
     if schema.get("type", "object") != "object":
         raise ValueError("a schema of the type object")
-    check_size(schema)
+    check_length(text, "schema")
     return schema
 
 
