@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from tgen.generation.loop import make_source
 from tgen.loaded_model import LoadedModel
 from tgen.serve.answer_json import Answer
 from tgen.serve.call_reader import CallReader
-from tgen.serve.http_error import HttpError
+from tgen.serve.http_error import HttpError, to_http
 from tgen.serve.preparation import find_call_form, prepare
 
 if TYPE_CHECKING:
@@ -279,26 +280,38 @@ def test_model_without_a_syntax_calls_by_schema_only(loaded: LoadedModel) -> Non
     assert seen == {"now", "kind"}
 
 
-@pytest.mark.parametrize("value", ["a", "b"])
-@pytest.mark.parametrize("tool", ["first", "second"])
+@pytest.mark.parametrize(
+    ("address", "ref"),
+    [
+        (None, "#/$defs/k"),
+        (5, "#/$defs/k"),
+        ("x", "#/$defs/k"),
+        ("x#y", "x#/$defs/k"),
+        ("http://[", "#/$defs/k"),
+        ("https://e.x/a", "#/$defs/k"),
+        ("https://e.x/{}", "https://e.x/{}#/$defs/k"),
+    ],
+)
 def test_references_of_a_tool_stay_within_its_schema(
-    loaded: LoadedModel, tool: str, value: str
+    loaded: LoadedModel, address: Any, ref: str
 ) -> None:
     tools = []
     for name, allowed in (("first", "a"), ("second", "b")):
-        parameters = {"$id": "x", "$defs": {"k": {"enum": [allowed]}}, "required": ["k"]}
-        parameters["properties"] = {"k": {"$ref": "#/$defs/k"}}
+        own = address.format(name) if isinstance(address, str) else address
+        parameters = {"$id": own, "$defs": {"k": {"enum": [allowed]}}, "required": ["k"]}
+        parameters["properties"] = {"k": {"$ref": ref.format(name)}}
         tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
     form = find_call_form(loaded, request_of(tools=tools, tool_choice="required"))
-    matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
-    assert matcher
-    text = json.dumps({"name": tool, "arguments": {"k": value}})
     size = loaded.tokenizer.vocab_size
-    for i in loaded.vocabulary.encode(text.encode()):
-        if not matcher.allowed(size)[i]:
-            break
-        matcher.accept(i)
-    assert matcher.complete == ((tool, value) in (("first", "a"), ("second", "b")))
+    for tool, value in product(("first", "second"), "ab"):
+        matcher = loaded.vocabulary.grammars.matcher(SamplingConfig(**form.constraint))
+        assert matcher
+        text = json.dumps({"name": tool, "arguments": {"k": value}})
+        for i in loaded.vocabulary.encode(text.encode()):
+            if not matcher.allowed(size)[i]:
+                break
+            matcher.accept(i)
+        assert matcher.complete == ((tool, value) in (("first", "a"), ("second", "b")))
 
 
 def test_byte_that_no_text_has_is_no_start_of_a_control_token(loaded: LoadedModel) -> None:
@@ -346,8 +359,21 @@ def test_errors_name_the_tool_by_its_position_in_the_request(loaded: LoadedModel
 def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:
     model = with_template(loaded, LLAMA_TOOLS)
     form = {"type": "json_object"}
-    with pytest.raises(HttpError, match="response_format cannot be combined with the tools"):
-        find_call_form(model, request_of(response_format=form))
+    for fields in (
+        {"response_format": form},
+        {"guided_json": {}},
+        {"json_schema": "{}"},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        refused = request_of(**fields)
+        [field] = fields
+        with pytest.raises(HttpError) as error:
+            find_call_form(model, refused)
+        named = to_http(error.value, refused.names)
+        assert (named.param, named.message) == (
+            field,
+            f"{field} cannot be combined with the tools of this model",
+        )
     request = request_of(response_format=form, tool_choice="required", max_tokens=1)
     calls = find_call_form(model, request)
     [text] = prepare(model, request, 1, calls=calls).requests

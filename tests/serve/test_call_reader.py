@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.chats import HERMES_TOOLS, LLAMA_TOOLS
+from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
 from support.tools import request_of, with_template
 from tgen.config import SamplingConfig
 from tgen.loaded_model import LoadedModel
@@ -72,3 +72,20 @@ def test_braces_in_strings_do_not_end_arguments(loaded: LoadedModel) -> None:
     reader = CallReader(form)
     reader.feed(-1, form.syntax.write([("say", json.loads(arguments))]), last=True)
     assert reader.calls[0]["function"] == {"name": "say", "arguments": arguments}
+
+
+def test_text_that_spells_a_control_token_is_content(loaded: LoadedModel) -> None:
+    source = MISTRAL_TOOLS.replace("<|tool|> [", "[INST]<|tool|> [")
+    form = find_call_form(with_template(loaded, source), request_of())
+    assert "[INST]" in form.controls
+    text = f"The tag {form.syntax.trigger} starts a call."
+    for step in (1, 4, len(text)):
+        reader = CallReader(form)
+        pieces = [text[at : at + step] for at in range(0, len(text), step)]
+        fed = [reader.feed(-1, piece, last=piece is pieces[-1]) for piece in pieces]
+        assert "".join(fed) == text
+        assert reader.calls == []
+    reader = CallReader(form)
+    content = reader.feed(-1, "So ", last=False)
+    content += reader.feed(form.controls["[INST]"], "", last=True)  # the limit ends the text
+    assert content == "So [INST]"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from support.chats import HERMES_TOOLS
+from support.tools import request_of, with_template
 from tgen.chat import render
 from tgen.config import EngineOptions
 from tgen.errors import TgenError
@@ -137,3 +139,21 @@ def test_notes_about_schemas_name_their_fields(loaded: LoadedModel) -> None:
     call = parse(body, ChatRequest, "m")
     [note] = prepare(loaded, call, 9, calls=find_call_form(loaded, call)).notes
     assert note == 'tools[0].function.parameters: properties.a.format: "phone" is not checked'
+
+
+def test_a_tool_without_valid_arguments_has_no_notes(loaded: LoadedModel) -> None:
+    impossible = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    functions: list[dict[str, Any]] = [{"name": "x", "parameters": impossible}, {"name": "y"}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    call = parse(chat(tools=tools, tool_choice="required"), ChatRequest, "m")
+    assert prepare(loaded, call, 9, calls=find_call_form(loaded, call)).notes == []
+
+
+@pytest.mark.parametrize("field", ["guided_json", "json_schema", "response_format"])
+def test_notes_name_the_field_of_a_schema_beside_tools(loaded: LoadedModel, field: str) -> None:
+    schema: dict[str, Any] = {"properties": {"a": {"type": "string", "format": "phone"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request = request_of(**{field: form if field == "response_format" else schema})
+    calls = find_call_form(with_template(loaded, HERMES_TOOLS), request)
+    [note] = prepare(loaded, request, 9, calls=calls).notes
+    assert note == f'{field}: properties.a.format: "phone" is not checked'

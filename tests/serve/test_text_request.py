@@ -16,6 +16,7 @@ def chat(**fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "Hi"}]} | fields).encode()
 
 
+_NEWER = "unknown field 'max_completion_token': did you mean max_completion_tokens?"
 MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"n": 0}, "n: invalid value 0, expected at least 1"),
     (CompletionRequest, {"top_k": 2**31}, "top_k: invalid value 2147483648, expected at most 2,14"),
@@ -61,6 +62,7 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format.json_schema.schema is missing",
     ),
+    (ChatRequest, {"max_completion_token": 5}, _NEWER),
     (ChatRequest, {"messages": {}}, "messages: invalid value {}, expected a list"),
     (ChatRequest, {"messages": []}, "messages: invalid value [], expected a value that is not em"),
     (ChatRequest, {"messages": ["Hi"]}, 'messages[0]: invalid value "Hi", expected an object'),
@@ -82,7 +84,7 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
 def test_errors_say_which_field_has_which_value_and_what_is_expected(
     kind: type[TextRequest], fields: dict[str, Any], message: str
 ) -> None:
-    body = {} if kind is ChatRequest else {"prompt": "Hi"}
+    body: Any = json.loads(chat()) if kind is ChatRequest else {"prompt": "Hi"}
     with pytest.raises(HttpError) as error:
         parse(json.dumps(body | fields).encode(), kind, "m")
     assert error.value.message.startswith(message)

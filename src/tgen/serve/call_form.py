@@ -6,9 +6,11 @@ A call has the syntax of the model's chat template, or is JSON without one.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 from tgen.chat.call_syntax import PLAIN, CallSyntax
 from tgen.errors import TgenError
@@ -32,6 +34,7 @@ class CallForm:
     choice: ToolChoice
     parallel: bool
     text_schema: Mapping[str, Any] | None  # of a text without calls
+    text_field: str | None  # of the request, with this schema
 
     @property
     def only_at_start(self) -> bool:
@@ -49,15 +52,23 @@ class CallForm:
     def _schema(self) -> dict[str, Any]:
         """Return the JSON schema of one call in JSON."""
         calls, definitions = [], {}
-        for i, tool in self.tools.items():
-            # With an address of its own, so that its references stay within it.
-            definitions[f"tool{i}"] = tool.arguments_schema | {"$id": f"tool{i}/"}
+        for (i, tool), address in zip(self.tools.items(), self._addresses(), strict=True):
+            definitions[f"tool{i}"] = tool.arguments_schema | {"$id": address}
             arguments = {"$ref": f"#/$defs/tool{i}"}
             properties = {"name": {"const": tool.function.name}, "arguments": arguments}
             required = [*properties]
             call = {"type": "object", "properties": properties, "required": required}
             calls.append(call | {"additionalProperties": False})
         return {"anyOf": calls, "$defs": definitions}
+
+    def _addresses(self) -> list[str]:
+        """Return the address of each tool's schema, which keeps its references within it: its own
+        one, unless another tool has the same."""
+        own = [_address(i, tool.arguments_schema) for i, tool in self.tools.items()]
+        return [
+            address if own.count(address) == 1 else f"tool{i}/"
+            for i, address in zip(self.tools, own, strict=True)
+        ]
 
     def _grammar(self) -> str:
         """Return the Lark grammar of the texts, whose first lines are those of the tools."""
@@ -93,21 +104,23 @@ class CallForm:
 
     def _literal(self, text: str) -> str:
         """Return the terms of a text that may contain control tokens."""
-        longest_first = sorted(self.controls, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        parts = re.split(f"({pattern})", text)
         terms = (
             f"<[{self.controls[part]}]>" if part in self.controls else _quote(part)
-            for part in parts
-            if part
+            for part in self.split(text)
         )
         return " ".join(terms)
+
+    def split(self, text: str) -> list[str]:
+        """Return the names of control tokens in a part of the syntax, and the texts between."""
+        longest_first = sorted(self.controls, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        return [part for part in re.split(f"({pattern})", text) if part]
 
     @property
     def schemas(self) -> dict[str, Any]:
         """The JSON schemas of the calls, and of texts without calls, by their fields."""
         has_text = self.text_schema is not None and self.choice.mode == "auto"
-        text = {"response_format": self.text_schema} if has_text else {}
+        text = {self.text_field or "": self.text_schema} if has_text else {}
         calls = {
             f"tools[{i}].function.parameters": t.arguments_schema for i, t in self.tools.items()
         }
@@ -133,7 +146,8 @@ def plan_calls(
     `syntax` is the chat template's, if it is known; `added_tokens` are the control tokens without
     bytes. Raises HttpError if the model does not support the choice.
     """
-    choice, text_schema = request.tool_choice, request.sampling.get("json_schema")
+    choice, text_field = request.tool_choice, request.text_constraint
+    text_schema = request.sampling.get("json_schema")
     if choice.mode == "auto" and (syntax is None or _starts_late(syntax, added_tokens)):
         raise bad_request(
             "tools: the model's chat template has no known syntax of tool calls, so "
@@ -144,21 +158,30 @@ def plan_calls(
     syntax = syntax or PLAIN
     distinct = text_schema is None or (isinstance(text_schema, dict) and not syntax.only_at_start)
     if choice.mode == "auto" and not distinct:
-        message = "response_format cannot be combined with the tools of this model"
-        raise bad_request(message, "response_format", "unsupported_parameter")
+        message = f"{text_field} cannot be combined with the tools of this model"
+        raise bad_request(message, text_field, "unsupported_parameter")
     tools = enumerate(request.tools)
     called = {i: tool for i, tool in tools if choice.name in (None, tool.function.name)}
     if not called:
         raise bad_request(f"tool_choice: no tool is named {choice.name!r:.60}", "tool_choice")
     parts = (syntax.opener, syntax.middle, syntax.separator, syntax.closer)
     controls = {name: i for name, i in added_tokens.items() if any(name in part for part in parts)}
-    return CallForm(called, syntax, controls, choice, request.parallel_tool_calls, text_schema)
+    parallel = request.parallel_tool_calls
+    return CallForm(called, syntax, controls, choice, parallel, text_schema, text_field)
 
 
 def _starts_late(syntax: CallSyntax, added_tokens: Mapping[str, int]) -> bool:
     """Return whether there is a text before the control token that tells a call from a text."""
     names, trigger = tuple(added_tokens), syntax.trigger
     return any(name in trigger for name in names) and not trigger.startswith(names)
+
+
+def _address(i: int, schema: Mapping[str, Any]) -> str:
+    """Return the address that the schema of a tool gives itself, or one made of its position."""
+    base, own = f"tool{i}/", schema.get("$id", schema.get("id") if "$schema" in schema else None)
+    with suppress(ValueError):  # of a host that is not valid
+        return urldefrag(urljoin(base, own if isinstance(own, str) else "")).url
+    return base
 
 
 def _json(schema: Mapping[str, Any]) -> str:

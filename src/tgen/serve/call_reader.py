@@ -4,10 +4,12 @@ import secrets
 import string
 from typing import Any
 
+from tgen.chat.call_syntax import CallSyntax
 from tgen.serve.call_form import CallForm
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other
+_FIRST_MARK = 0xD800  # a surrogate, which is in no text
 
 
 class CallReader:
@@ -17,24 +19,33 @@ class CallReader:
     """
 
     def __init__(self, form: CallForm) -> None:
-        self._syntax, self._only_at_start = form.syntax, form.only_at_start
+        self._only_at_start = form.only_at_start
         self._names = {i: name for name, i in form.controls.items()}
         self._waiting = ""  # text that may be the start of a call
         self._read = self._read_text
-        self._opener = form.syntax.opener
+        # Control tokens are marks, here and in the syntax: a text that spells their names is text.
+        self._marks = {name: chr(_FIRST_MARK + k) for k, name in enumerate(form.controls)}
+        opener, middle, separator, closer = (
+            "".join(self._marks.get(part, part) for part in form.split(text))
+            for text in form.syntax[:4]
+        )
+        self._syntax = CallSyntax(opener, middle, separator, closer)
+        self._opener = self._syntax.opener
         self._depth, self._in_string, self._escaped = 0, False, False  # within the arguments
         self.calls: list[dict[str, Any]] = []
         self.deltas: list[dict[str, Any]] = []
 
     def feed(self, token: int, text: str, *, last: bool) -> str:
         """Add a token's text; return the content that is new."""
-        self._waiting += self._names.get(token, text)
+        self._waiting += self._marks[name] if (name := self._names.get(token)) else text
         content, before = "", None
         while before != (self._read, self._waiting):
             before = self._read, self._waiting
             content += self._read()
         if last and self._read == self._read_text:
             content, self._waiting = content + self._waiting, ""
+        for name, mark in self._marks.items():  # of a call that has no name yet at its end
+            content = content.replace(mark, name)
         return content
 
     def take_deltas(self) -> list[dict[str, Any]]:

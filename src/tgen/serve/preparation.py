@@ -16,6 +16,7 @@ from tgen.errors import ModelError
 from tgen.generation.json_schema import translate
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed, sample_seed
+from tgen.generation.schema_keywords import SchemaError
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.call_form import CallForm, plan_calls
@@ -102,18 +103,22 @@ def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
 def _find_notes(request: TextRequest, calls: CallForm | None) -> list[str]:
     """Return notes about the schemas of a request, which have been compiled, by their fields."""
     schemas = calls.schemas if calls else {"json_schema": request.sampling.get("json_schema")}
+    names = request.names
     notes = []
     for field, schema in schemas.items():
         if schema is not None:
             text = schema if isinstance(schema, str) else json.dumps(schema)
-            name = name_as_sent(field, request.names)
+            name = name_as_sent(field, names)
             notes += [f"{name}: {note}"[:_NOTE_LENGTH] for note in _notes_of(text)]
     return notes[:_MAX_NOTES]
 
 
 @lru_cache(maxsize=_MAX_SCHEMAS)
 def _notes_of(schema: str) -> Sequence[str]:
-    return translate(json.loads(schema)).notes
+    try:
+        return translate(json.loads(schema)).notes
+    except SchemaError:  # of a tool that has no valid arguments, beside others that have some
+        return ()
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:

@@ -7,7 +7,7 @@ requests of it.
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, model_validator
 
@@ -65,7 +65,7 @@ def _check_prompts(value: Any) -> list[str | list[int]]:
     return [check_unicode(one) if isinstance(one, str) else one for one in prompts]
 
 
-def _is_prompt(value: Any) -> bool:
+def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:
     return isinstance(value, str) or (value != [] and is_ids(value))
 
 
@@ -133,11 +133,6 @@ class _TextRequest(SamplingFields):
     stream_options: _StreamOptions = _StreamOptions()
     # The client's names of fields, or of parts of them, that have other names here.
     _sent_names: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @property
-    def calls_tools(self) -> bool:
-        """Whether the answer may call tools."""
-        return False
 
     @property
     def per_prompt(self) -> int:
@@ -274,10 +269,17 @@ class ChatRequest(_TextRequest):
         return "tools" if self.calls_tools else super().constraint
 
     @property
+    def text_constraint(self) -> str | None:
+        """The request's field that constrains a text without calls, if any."""
+        return super().constraint
+
+    @property
     def names(self) -> dict[str, str]:
         """The client's names of fields, and of the options of SamplingConfig that they set; `tools`
         sets those that constrain calls."""
-        calls = {"grammar": "tools", "json_schema": "tools"} if self.calls_tools else {}
+        calls = {"grammar": "tools"} if self.calls_tools else {}
+        if self.calls_tools and self.tool_choice.mode == "required":
+            calls["json_schema"] = "tools"  # otherwise, that of a text without calls
         return super().names | calls
 
     @property
@@ -348,6 +350,7 @@ def _drop_without_effect(given: dict[str, Any], kind: type[_TextRequest]) -> Non
             other = f"; use {_INSTEAD[name]}" if name in _INSTEAD and has_tools else ""
             raise bad_request(f"{name} is not supported{other}", name, "unsupported_parameter")
         elif name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
-            hint = suggest(name[:60], [*kind.model_fields, *_NEUTRAL, *_IGNORED])
+            newer = [_NEWER_LIMIT] if kind.chat else []
+            hint = suggest(name[:60], [*kind.model_fields, *newer, *_NEUTRAL, *_IGNORED])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
