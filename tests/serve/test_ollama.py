@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from support.servers import JSON, ServerProcess
 from tgen.api import Model
 from tgen.config import EngineOptions
-from tgen.loaded_model import open_model
+from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError
 from tgen.serve.llama_cpp import apply_template
@@ -258,3 +258,30 @@ def test_calls_and_results_of_a_conversation_belong_together() -> None:
         call["function"] for call in calls
     ]
     assert [(one["name"], one["content"]) for one in results] == [("f", "one"), ("g", "two")]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"response_format": {"type": "x"}}, "options.response_format: invalid value"),
+        ({"temperature": "hot"}, "options.temperature: invalid value"),
+        ({"num_predict": -3}, "options.num_predict: invalid value -3"),
+        ({"temprature": 1}, "unknown field 'temprature'"),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["x", ""])
+def test_options_are_checked_and_named_as_sent(
+    options: dict[str, Any], error: str, prompt: str
+) -> None:
+    body = {"model": "m", "prompt": prompt, "options": options}
+    with pytest.raises(HttpError) as raised:
+        read_generate(json.dumps(body).encode(), "m")
+    assert raised.value.message.startswith(error)
+
+
+def test_a_model_is_loaded_whatever_the_options_require(loaded: LoadedModel) -> None:
+    options = {"require": ["look"], "min_tokens": 3, "num_predict": 9}
+    for fields in ({"options": options}, {"format": "json", "stream": False}):
+        request, _ = read_generate(json.dumps({"model": "m"} | fields).encode(), "m")
+        [load] = prepare(loaded, request, 9).requests
+        assert load.sampling.max_new_tokens == 0

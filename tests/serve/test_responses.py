@@ -309,3 +309,30 @@ def test_failed_stream_ends_with_an_error_that_clients_raise() -> None:
     (event,) = parse(form.error(unavailable("gone", "shutting_down")))
     assert event["type"] == "error"
     assert event["code"] == event["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"tool_choice": {"type": "function", "name": 5}},
+            'tool_choice: invalid value {"type": "function", "name": 5}, expected none, auto, '
+            'required, or a function such as {"type": "function", "name": ...}',
+        ),
+        (
+            {"text": {"format": {"type": "json_object", "schema": {}}}},
+            'text.format: invalid value {"type": "json_object", "schema": {}}, expected no other '
+            "field beside the type json_object",
+        ),
+    ],
+)
+def test_errors_show_the_value_that_was_sent(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(HttpError) as error:
+        read(json.dumps({"input": "x"} | fields).encode(), "m")
+    assert error.value.message == message
+
+
+def test_a_format_may_have_fields_that_are_null() -> None:
+    form = {"type": "json_object", "name": None, "strict": None}
+    request, _ = read(json.dumps({"input": "x", "text": {"format": form}}).encode(), "m")
+    assert request.sampling == {"json_schema": {"type": "object"}}

@@ -73,11 +73,12 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     Raises HttpError.
     """
     request = validate(_GenerateBody, _load(body))
-    (values, names), form = _shared_fields(request), OllamaForm(request.model, chat=False)
+    values, names = _shared_fields(request)
+    form = OllamaForm(request.model, chat=False, loads=not request.prompt)
     if not request.prompt:
-        form = OllamaForm(request.model, chat=False, loads=True)
-        values = {"model": values["model"], "stream": request.stream, "prompt": [0]}
-        return to_request(values | {"max_tokens": 0}, CompletionRequest, model), form
+        values["prompt"] = [0]
+        load = to_request(values, CompletionRequest, model, names)
+        return load.model_copy(update={"max_tokens": 0, "require": []}), form
     if request.raw:
         values["prompt"] = request.prompt
         return to_request(values, CompletionRequest, model, names), form
@@ -114,8 +115,7 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
         name: value for name, value in options.items() if name not in _IGNORED and value is not None
     }
     names = {name: f"options.{name}" for name in values}
-    names |= {"max_tokens": "options.num_predict", "response_format": "format"}
-    names["response_format.json_schema.schema"] = "format"
+    names["max_tokens"] = "options.num_predict"
     limit = values.pop("num_predict", None)
     values["max_tokens"] = -1 if limit in (None, -2) else limit  # as many as fit the context
     if request.format == "json":
@@ -125,6 +125,8 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
         values["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif request.format not in (None, ""):
         raise bad_request('format: expected "json" or a JSON schema', "format")
+    if request.format:
+        names |= dict.fromkeys(("response_format", "response_format.json_schema.schema"), "format")
     if request.stream:
         values |= {"stream": True, "stream_options": {"include_usage": True}}
     return values | {"model": request.model.removesuffix(TAG)}, names

@@ -6,9 +6,9 @@ Nothing is stored: a client sends the whole conversation with each request.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
@@ -54,6 +54,14 @@ def _list_items(value: Any) -> list[dict[str, Any]]:
     return items
 
 
+def _check_tool_choice(value: Any) -> Any:
+    is_function = isinstance(value, dict) and value.get("type") == "function"
+    if is_function and not isinstance(value.get("name", ""), str):
+        example = '{"type": "function", "name": ...}'
+        raise ValueError(f"none, auto, required, or a function such as {example}")
+    return value
+
+
 class _Part(JsonObject):
     type: Literal["input_text", "output_text"]
     text: Unicode
@@ -86,6 +94,13 @@ class _Format(JsonObject, extra="forbid"):
     description: Any = None
     strict: Any = None
 
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        others = (self.definition, self.name, self.description, self.strict)
+        if self.type == "json_object" and any(one is not None for one in others):
+            raise ValueError("no other field beside the type json_object")
+        return self
+
 
 class _Text(JsonObject):
     format: _Format = _Format()
@@ -101,7 +116,7 @@ class _Body(SamplingFields, extra="forbid"):
     stream: bool = False
     text: _Text = _Text()
     tools: Objects | None = None
-    tool_choice: Any = "auto"
+    tool_choice: Annotated[Any, AfterValidator(_check_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     include: Annotated[list[_Included], Field(fail_fast=True)] | None = None
@@ -192,7 +207,7 @@ def _join(parts: Iterable[_Part]) -> str:
 
 
 def _to_response_format(form: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in form.items() if name != "type"}
+    rest = {name: v for name, v in form.items() if name != "type" and v is not None}
     return {"type": form["type"]} | ({"json_schema": rest} if rest else {})
 
 
