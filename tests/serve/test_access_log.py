@@ -109,3 +109,18 @@ def test_in_json_all_lines_of_stderr_are_objects(
     assert capsys.readouterr().err == ("" if form == "json" else plain)
     if form == "json":
         assert json.loads(lines[0])["message"] == plain.rstrip()
+
+
+def test_threads_do_not_mix_their_messages() -> None:
+    lines: list[bytes] = []
+    log = AccessLog("json", lines.append)
+    with log.capture_stderr():
+        sys.stderr.write("warning: a")
+        other = threading.Thread(target=sys.stderr.write, args=("Traceback x\n",))
+        other.start()
+        other.join()
+        sys.stderr.write("\n")
+        sys.stderr.write("\n")
+    log.close()
+    messages = [json.loads(line).get("message") for line in lines]
+    assert messages == ["Traceback x", "warning: a", None]

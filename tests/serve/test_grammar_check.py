@@ -15,8 +15,10 @@ import pytest
 
 from support.servers import serving
 from tgen.errors import TgenError, UsageError
-from tgen.loaded_model import open_model
+from tgen.loaded_model import LoadedModel, open_model
+from tgen.machine import child
 from tgen.serve import grammar_check, grammar_child
+from tgen.serve.grammar_check import GrammarCheck
 from tgen.serve.http_error import HttpError
 
 
@@ -128,3 +130,24 @@ def test_process_that_is_cancelled_after_its_answer_is_not_used_again(
     assert json.loads(capsys.readouterr().out) == {"id": 3, "message": "no"}
     assert idle == []
     process.communicate()
+
+
+def test_stderr_of_the_process_is_not_that_of_the_server(
+    loaded: LoadedModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = child.command
+
+    def loud(*program: str) -> list[str]:
+        return ["sh", "-c", 'echo panic >&2; exec "$@"', "sh", *command(*program)]
+
+    monkeypatch.setattr(child, "command", loud)
+
+    async def compile_one() -> None:
+        check = GrammarCheck(loaded.vocabulary, 900)
+        await check.check({"regex": "a"})
+        assert check._process is not None
+        check.close()
+        await check._process.wait()
+
+    asyncio.run(compile_one())
+    assert capfd.readouterr().err == ""

@@ -5,6 +5,7 @@ import gc
 import json
 import re
 import shutil
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from tgen.cli.serve import find_sources
 from tgen.config import EngineOptions
 from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.serve import models
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError
 from tgen.serve.models import ModelSettings, ModelSource, ServedModels, describe_source
@@ -328,3 +330,31 @@ def test_the_log_is_one_json_object_per_line(several: ServerProcess) -> None:
     assert (asked["new_tokens"], asked["seed"]) == (20, 3)
     assert last["requests"] == len(rows) + 1
     assert last["errors"] == sum(row["status"] >= 400 for row in [*rows, bad])
+
+
+def test_a_call_that_is_cancelled_before_it_starts_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    works: list[Any] = []
+
+    class Waiting:
+        def __init__(self, *, target: Any, **_: Any) -> None:
+            works.append(target)
+
+        def start(self) -> None:
+            """Wait until the test calls `target`."""
+
+    monkeypatch.setattr(threading, "Thread", Waiting)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(models._run(calls.append, "x"))
+        while not works:
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        works[0]()
+
+    asyncio.run(cancel())
+    assert calls == []

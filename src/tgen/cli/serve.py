@@ -263,7 +263,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
     """Find what `--model` and `--adapter` name, in their order.
 
     Raises UsageError for a name that is given twice, ModelError for a model that does not exist and
-    for an adapter whose matrices do not fit its base.
+    for an adapter whose pairs of matrices do not fit its base.
     """
     from tgen.checkpoint.model_dir import describe
     from tgen.checkpoint.model_lookup import find_model

@@ -39,21 +39,22 @@ class _Messages(io.TextIOBase):
     """A stderr for which each write that ends a line becomes a message of the log."""
 
     def __init__(self, log: "AccessLog") -> None:
-        self._log, self._text = log, ""
+        # print writes a text and its end apart, so that threads would mix theirs.
+        self._log, self._own = log, threading.local()
 
     def write(self, text: str) -> int:
         """Add to the message; log it at the end of a line."""
-        self._text += text
-        if text.endswith("\n"):
-            self._log.add_message(self._text.rstrip())
-            self._text = ""
+        whole = getattr(self._own, "text", "") + text
+        self._own.text = "" if text.endswith("\n") else whole
+        if text.endswith("\n") and whole.strip():
+            self._log.add_message(whole.rstrip())
         return len(text)
 
 
 class AccessLog:
     """A log whose lines a thread of its own writes: a reader that is slow does not delay answers.
 
-    The event loop calls `add`.
+    The event loop calls `add`; any thread calls `add_message`.
     """
 
     def __init__(self, form: LogForm, write: Callable[[bytes], object]) -> None:

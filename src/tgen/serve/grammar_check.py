@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import os
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from typing import Any
 
@@ -74,6 +74,7 @@ class GrammarCheck:
                 *child.command("-m", "tgen.serve.grammar_child"),
                 stdin=PIPE,
                 stdout=PIPE,
+                stderr=DEVNULL,  # as a log in JSON has no other lines
                 limit=_LINE_BYTES,
                 env=child.environment(),
             )

@@ -284,7 +284,8 @@ async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     result: Future[Any] = Future()
 
     def work() -> None:
-        result.set_running_or_notify_cancel()
+        if not result.set_running_or_notify_cancel():
+            return
         try:
             result.set_result(function(*arguments))
         except BaseException as error:
