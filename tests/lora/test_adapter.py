@@ -39,7 +39,7 @@ IDS = torch.arange(40).view(2, 20) * 7 % 290
 
 def save_theirs(variant, tokenizer, folder, **settings):
     """Save a model of transformers, and PEFT's adapter of it with B that is not zero."""
-    import peft  # takes seconds: only where it is used
+    peft = pytest.importorskip("peft")  # takes seconds: only where it is used
 
     model = make_theirs(variant, tokenizer, tied=variant not in ("gpt_neox", "phi3"))
     model.save_pretrained(folder / "base")
@@ -83,7 +83,7 @@ def test_logits_are_pefts_with_other_settings(more, tokenizer, tmp_path):
 
 
 def test_bfloat16_files_are_read(tokenizer, tmp_path):
-    import peft
+    peft = pytest.importorskip("peft")
 
     save_theirs("qwen3", tokenizer, tmp_path)
     path = tmp_path / "adapter" / ADAPTER_WEIGHTS
@@ -130,7 +130,7 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gpt2", "classic", "gpt_neox",
                                     "phi3", "glm4"])  # fmt: skip
 def test_peft_reads_what_we_write(family, tokenizer, tmp_path):
-    import peft
+    peft = pytest.importorskip("peft")
 
     pairs = make_ours(tmp_path, tokenizer, family, tied_embeddings=family != "phi3")
     config = model_dir.load(tmp_path / "base").config

@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 
 from tgen.tokenizer import Tokenizer
@@ -133,7 +134,7 @@ MORE_VARIANTS = {
 
 def make_config(variant: str, **values: object) -> Any:
     """Return transformers' config of a variant."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     kind = variant.partition(" ")[0]
     own = deepcopy((VARIANTS | MORE_VARIANTS)[variant])  # transformers changes inner objects
@@ -142,7 +143,7 @@ def make_config(variant: str, **values: object) -> Any:
 
 def make_theirs(variant: str, tokenizer: Tokenizer, *, tied: bool) -> Any:
     """Make a random model of transformers whose weights are large enough for all to matter."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     size = tokenizer.vocab_size

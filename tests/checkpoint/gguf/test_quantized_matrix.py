@@ -1,6 +1,5 @@
 """Quantized GGUF files: values as llama.cpp's, in little more memory than the file takes."""
 
-
 import numpy as np
 import pytest
 import torch
