@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tgen.errors import TgenError
 from tgen.storage import files
 
 LEFTOVER = ".tmp-0123456789ab"
@@ -171,3 +172,8 @@ def test_failed_write_to_a_device_names_it():
     with pytest.raises(OSError, match="No space left") as caught:
         files.write_output(Path("/dev/full"), b"x")
     assert caught.value.filename == "/dev/full"
+
+
+def test_path_with_a_nul_character_is_refused():
+    with pytest.raises(TgenError, match="cannot be a path"):
+        files.sha256(Path("a\0b"))

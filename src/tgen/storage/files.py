@@ -65,6 +65,9 @@ def _open_descriptor(path: Path) -> int:
         raise TgenError(f"{path} does not exist", "check the spelling of the path") from None
     except OSError as error:
         raise TgenError(f"cannot open {path}: {error.strerror}", "check its permissions") from None
+    except ValueError:
+        hint = "remove the NUL character"
+        raise TgenError(f"{str(path)!r} cannot be a path", hint) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise TgenError(f"{path} is not a regular file", "name a regular file")
