@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from tgen.serve.server import Connection
+from tgen.serve.server import HTTP_OPTIONS, Connection
 
 
 class Response(NamedTuple):
@@ -129,16 +129,7 @@ async def exchange(raw: bytes, app: ASGIApp, *, leaves: bool = False) -> Respons
 
     Raises RemoteProtocolError for a response that is not HTTP.
     """
-    config = uvicorn.Config(  # as in `server.serve`
-        app,
-        interface="asgi3",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-    )
+    config = uvicorn.Config(app, interface="asgi3", **HTTP_OPTIONS)
     config.load()
     state = ServerState()
     client = _Client("HEAD" if raw.startswith(b"HEAD ") else "GET")

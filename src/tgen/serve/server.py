@@ -28,6 +28,14 @@ from tgen.serve.models import ModelSettings, ModelSource, ServedModels, warm_up
 
 IDLE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+HTTP_OPTIONS: dict[str, Any] = {  # of uvicorn
+    "ws": "none",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "proxy_headers": False,
+    "server_header": False,
+}
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end
 _SPARE_CONNECTIONS = 88  # more than requests that may be open, so that /health is reachable
 _OWN_DESCRIPTORS = 100  # files and pipes of the process
@@ -161,12 +169,7 @@ async def _serve(
     config = uvicorn.Config(
         service,
         http=type("LimitedConnection", (Connection,), {"max_connections": n_connections}),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
+        **HTTP_OPTIONS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     server = _Server(config, models, service, settings.drain_seconds)
