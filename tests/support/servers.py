@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -38,14 +38,17 @@ class ServerProcess:
         self.port = int(self.url.rpartition(":")[2])
         self.key = key or "none"
         headers = {"Authorization": b"Bearer " + self.key.encode()}
-        self.http = httpx2.Client(base_url=self.url, headers=headers, timeout=900)
+        self.connections = ExitStack()
+        http = httpx2.Client(base_url=self.url, headers=headers, timeout=900)
+        self.http = self.connections.enter_context(http)
 
     def client(self, **options: Any) -> "openai.OpenAI":
         """Return the official client, which does not try again."""
         import openai  # takes seconds: only where it is used
 
         options = {"api_key": self.key, "max_retries": 0, "timeout": 60} | options
-        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", **options)
+        return self.connections.enter_context(client)
 
     def post(self, path: str, body: Any) -> httpx2.Response:
         """Return the response to any JSON, unpaired surrogates included."""
@@ -86,7 +89,7 @@ def serving(
     with start("serve", *arguments, stderr=subprocess.PIPE) as process:
         try:
             server = ServerProcess(process, key)
-            with server.http:
+            with server.connections:
                 yield server
         finally:
             if process.poll() is None:
