@@ -190,7 +190,7 @@ def test_sigterm_finishes_running_texts_and_refuses_new_ones(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with serving(chat_model, "--batch-size", 2) as server:
+    with serving(chat_model, "--batch-size", 2, "--drain-timeout", 900) as server:
         with server.long_stream(n=4) as running:  # two of them are in the queue
             server.process.send_signal(signal.SIGTERM)
             while (health := server.http.get("/health")).status_code == 200:
