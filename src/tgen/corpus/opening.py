@@ -40,7 +40,10 @@ _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
 _OPENED = 0.75  # of the time to read a file; the rest is to find its documents
 _ENCODING_FOUND = 0.2  # of the time to open a text
 _LOCK = "LOCK"  # file of a run
-_NUL_HINT = "name a text or a document; --as bytes trains on bytes as they are"
+_BINARY_HINT = (
+    "name a text or a document; save a text as UTF-8, or add --encoding NAME; --as bytes trains on "
+    "bytes as they are"
+)
 
 OwnFiles = Callable[[Path], set[str]]
 Origin = Literal["name", "directory", "pattern"]
@@ -92,7 +95,7 @@ class BinaryError(CorpusError):
     """A file has no text; `kind` says what it is."""
 
     def __init__(self, name: str, kind: str) -> None:
-        super().__init__(f"{name} is {kind}, not text", _NUL_HINT)
+        super().__init__(f"{name} is {kind}, not text", _BINARY_HINT)
         self.kind = kind
 
 
@@ -450,7 +453,8 @@ class _Opener:
             guess = encoding.guess and f", perhaps {encoding.guess}"
             self._report.unknown.append(
                 f"{encoding.share:.2%} of the bytes of {source.name} are not UTF-8 and stay as "
-                f"they are; if they are text in another encoding, add --encoding NAME{guess}"
+                f"they are; if they are text in another encoding, save it as UTF-8 or add "
+                f"--encoding NAME{guess}"
             )
 
 
