@@ -36,12 +36,14 @@ async def post(
     )
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head.encode() + body)
-        if leave_after != 0:
-            await _read(reader, reply, start, leave_after)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        try:
+            writer.write(head.encode() + body)
+            if leave_after != 0:
+                await _read(reader, reply, start, leave_after)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
     except (OSError, asyncio.IncompleteReadError) as error:
         reply.error = repr(error)
     reply.seconds = time.perf_counter() - start
