@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import chat_template, safetensors_file
+from tgen.checkpoint import chat_template, git_lfs, safetensors_file
 from tgen.checkpoint.dtypes import Dtype, cast, main_dtype
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
@@ -363,7 +363,7 @@ def read_tokenizer(
     """
     if (path / "tokenizer.json").exists():
         content = files.read(path / "tokenizer.json", limit=_TOKENIZER_LIMIT)
-        safetensors_file.reject_lfs_pointer(path / "tokenizer.json", content)
+        git_lfs.reject_lfs_pointer(path / "tokenizer.json", content)
         text = content.decode("utf-8", errors="replace")
         return Tokenizer(text, end_ids=ends, n_rows=config.vocab_size)
     from tgen.checkpoint.hf.older_tokenizers import has_older_tokenizer, read_older_tokenizer

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.errors import ModelError
 from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray, blocks
@@ -187,12 +188,6 @@ def _read_array(path: Path, entry: TensorEntry) -> NDArray[Any]:
         steps = [dtype.itemsize * stride for stride in entry.strides]
         array = np.lib.stride_tricks.as_strided(array, entry.shape, steps).copy()
     return array
-
-
-def reject_lfs_pointer(path: Path, content: bytes) -> None:
-    """Raise ModelError for the placeholder that Git LFS leaves until a file is fetched."""
-    if content.startswith(b"version "):
-        raise ModelError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
 
 
 def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:

@@ -17,7 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from tgen.checkpoint.safetensors_file import ITEM_BYTES, TensorEntry, reject_lfs_pointer
+from tgen.checkpoint.git_lfs import reject_lfs_pointer
+from tgen.checkpoint.safetensors_file import ITEM_BYTES, TensorEntry
 from tgen.errors import ModelError
 from tgen.storage import files
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.quantized_matrix import BLOCKS, QuantizedMatrix, Rows
-from tgen.checkpoint.safetensors_file import reject_lfs_pointer
+from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.checkpoint.stored_models import gguf_parts
 from tgen.errors import ModelError
 from tgen.storage import files

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.checkpoint.hf.attention_config import (
     layer_types_json,
     read_layer_types,
@@ -20,7 +21,6 @@ from tgen.checkpoint.hf.families import (
     UNSUPPORTED,
     FamilyLayout,
 )
-from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.config import FAMILIES, GATED, SCALED_EMBEDDINGS, ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.storage import files

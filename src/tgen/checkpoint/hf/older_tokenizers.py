@@ -13,8 +13,8 @@ from typing import Any
 from tgen.checkpoint.chat_template import token_text
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, byte_level_json, pre_tokenizer_json
+from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.checkpoint.hf.config import read_json_object
-from tgen.checkpoint.safetensors_file import reject_lfs_pointer
 from tgen.errors import ModelError, TokenizerError
 from tgen.storage import files
 from tgen.tokenizer.spec import SPACE
