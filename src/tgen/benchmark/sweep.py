@@ -13,7 +13,7 @@ import numpy as np
 
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.trials import Trial, compare_paired, run_trials, throughput_report
+from tgen.benchmark.trials import MachineProbe, Trial, compare_paired, run_trials, throughput_report
 from tgen.config import (
     DEFAULT_ENGINE,
     STORED_BYTES,
@@ -29,7 +29,6 @@ from tgen.generation.logprobs import block_nll, predictions
 from tgen.generation.loop import generate
 from tgen.lora.model_with_adapter import load
 from tgen.machine.cpus import cpu_count, default_threads
-from tgen.machine.description import MachineProbe
 from tgen.reports.benchmark import Difference, PeakRates, PrecisionReport, ThroughputReport
 
 _TEXTS, _TOKENS = 8, 256

@@ -1,14 +1,17 @@
 """Speed trials, interleaved after a warmup round, and the significance of differences in speed.
 
 A pause separates trials with different thread pools. Speeds of two backends are compared, or one
-with that of an earlier run.
+with that of an earlier run; a probe of the machine's speed tells whether the machine has changed.
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tgen.benchmark.backend import Backend, Workload
 from tgen.benchmark.statistics import (
@@ -35,6 +38,8 @@ _TOO_FAST = "faster than the measured peak rates: another process ran while thos
 
 _WARMUP_STEPS = 8
 _PAUSE = 0.25  # seconds, until the previous backend's threads stop spinning
+_PROBE_BYTES = 4 << 20  # per thread
+_PROBE_REPEATS = 3
 
 
 def compare_paired(
@@ -163,6 +168,28 @@ def run_trial(backend: Backend, workload: Workload) -> Trial:
         backend.step()
     end = time.perf_counter_ns()
     return Trial(prefill=prefilled - begin, decode=end - prefilled, cache_bytes=backend.cache_bytes)
+
+
+class MachineProbe:
+    """A constant NumPy workload, interleaved with the trials to measure the machine's speed.
+
+    Each thread sums its own array, and the slowest thread counts: like an engine's forward
+    pass, the probe waits for all threads, so it notices when another process occupies a CPU.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._arrays = [np.ones(_PROBE_BYTES // 4, np.float32) for _ in range(threads)]
+
+    def measure_seconds(self) -> float:
+        """Return the best of three: the engine's threads may still be spinning after a trial."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            seconds = []
+            for _ in range(_PROBE_REPEATS):
+                begin = time.perf_counter()
+                list(pool.map(np.add.reduce, self._arrays))
+                seconds.append(time.perf_counter() - begin)
+        return min(seconds)
 
 
 def throughput_report(
