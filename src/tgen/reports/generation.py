@@ -1,5 +1,6 @@
-"""A generated token, what the samplers removed before it was sampled, and a generated text."""
+"""A generated token, what samplers removed before it was sampled, a generated text, its rates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -87,3 +88,23 @@ class Text(str, TextDetails):
                 {name: getattr(details, name) for name in TextDetails.__annotations__}
             )
         return self
+
+
+class Rates(NamedTuple):
+    """Latency and rates of one text, counted from its request; None: too few tokens to measure."""
+
+    seconds_to_first_token: float | None = None
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+
+
+def measure_rates(seconds: Sequence[float], *, prompt_tokens: int, n_tokens: int) -> Rates:
+    """Return the rates of a text from the times of its request, its first and its last token."""
+    if len(seconds) < 2:
+        return Rates()
+    began, first, last = seconds[0], seconds[1], seconds[-1]
+    return Rates(
+        round(first - began, 6),
+        round(prompt_tokens / max(first - began, 1e-9), 1),
+        round((n_tokens - 1) / (last - first), 1) if last > first else None,
+    )

@@ -18,7 +18,7 @@ from tgen.cli.options import name_flags
 from tgen.config import SamplingConfig
 from tgen.distributed import all_gather, gather
 from tgen.errors import TgenError
-from tgen.reports.generation import Token
+from tgen.reports.generation import Rates, Token, measure_rates
 from tgen.reports.json_text import json_text
 from tgen.reports.number_format import count
 
@@ -75,6 +75,11 @@ class Generation:
     def complete(self) -> bool:
         """Whether the text satisfies its constraint."""
         return self.last.complete if self.last else not self.sampling.constrained
+
+    @property
+    def rates(self) -> Rates:
+        """Its latency and rates so far."""
+        return measure_rates(self.seconds, prompt_tokens=self.prompt_tokens, n_tokens=self.n_tokens)
 
 
 class Writer:
@@ -314,23 +319,8 @@ def record(
     if stats:  # opt-in: otherwise the same command writes the same bytes
         if generation.seconds:
             fields["seconds"] = round(generation.seconds[-1] - generation.seconds[0], 4)
-        fields["stats"] = timing_stats(generation)
+        fields["stats"] = generation.rates._asdict()
     return fields
-
-
-def timing_stats(generation: Generation) -> dict[str, float | None]:
-    """Return latency and rates, counted from the request; None: too few tokens to measure."""
-    if len(generation.seconds) < 2:
-        return dict.fromkeys(
-            ("seconds_to_first_token", "prefill_tokens_per_second", "decode_tokens_per_second")
-        )
-    began, first, last = generation.seconds[0], generation.seconds[1], generation.seconds[-1]
-    n_after = generation.n_tokens - 1
-    return {
-        "seconds_to_first_token": round(first - began, 6),
-        "prefill_tokens_per_second": round(generation.prompt_tokens / max(first - began, 1e-9), 1),
-        "decode_tokens_per_second": round(n_after / (last - first), 1) if last > first else None,
-    }
 
 
 def format_summary(n_rows: int | None, n_failed: int, n_tokens: int, seconds: float) -> str:
@@ -344,8 +334,8 @@ def format_summary(n_rows: int | None, n_failed: int, n_tokens: int, seconds: fl
 
 
 def format_stats(generation: Generation) -> str:
-    """Return `timing_stats` as one line."""
-    first, prefill, decode = timing_stats(generation).values()
+    """Return the rates of a text as one line."""
+    first, prefill, decode = generation.rates
     if first is None:
         return "nothing to measure"
     after = "" if decode is None else f", decode {decode:,.0f} tokens/s"
