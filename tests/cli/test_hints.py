@@ -23,7 +23,7 @@ from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.cli import console
 from tgen.cli.app import COMMANDS, make_app, run
-from tgen.runs.request import parse_overrides
+from tgen.runs.overrides import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 APP: Any = typer.main.get_command(make_app())

@@ -17,7 +17,7 @@ from tgen.planning.costs import MeasuredStep
 from tgen.planning.memory import rank_memory
 from tgen.planning.model_size import PlanInputs, choose_tokenizer
 from tgen.planning.plan import Plan, make_plan
-from tgen.runs.request import parse_overrides
+from tgen.runs.overrides import parse_overrides
 
 ORDER = list(SIZES)
 

@@ -13,7 +13,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PlanReport
 from tgen.runs import trainer
-from tgen.runs.request import parse_overrides
+from tgen.runs.overrides import parse_overrides
 
 VALUES = {"grad_clip": "1e-3", "lora_alpha": "5", "lora": "1", "weight_decay": "0.3"}
 # These change how a step is computed or evaluated, when a run ends, or which states are on disk.

@@ -7,7 +7,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import make_plan
-from tgen.runs.request import parse_overrides
+from tgen.runs.overrides import parse_overrides
 
 
 def test_overrides_set_every_field_and_refuse_the_rest():

@@ -16,7 +16,7 @@ from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.lora import adapter, model_with_adapter
 from tgen.runs import ResumeRequest, RunRequest, log
-from tgen.runs.request import parse_overrides
+from tgen.runs.overrides import parse_overrides
 
 SHAPE = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 16, "eval_every": 3}
 STEPS = 8

@@ -40,7 +40,8 @@ from tgen.runs import rank_sync
 from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.fine_tuning import Base, cut_general, open_base, read_general, source_optimizer
 from tgen.runs.output_folder import own_files
-from tgen.runs.request import RunRequest, parse_overrides
+from tgen.runs.overrides import parse_overrides
+from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
 from tgen.runs.tokenizing import (
     PhaseProgress,

@@ -17,7 +17,8 @@ from tgen.planning.plan import Plan, check_settings, settings_without_effect
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
 from tgen.runs.chat_rows import check_no_bpe_dropout, tokenize_rows
-from tgen.runs.request import ResumeRequest, parse_overrides
+from tgen.runs.overrides import parse_overrides
+from tgen.runs.request import ResumeRequest
 from tgen.runs.run_record import RunRecord, check_field_types
 from tgen.runs.tokenizing import PreparedText, split_corpus, tokenize_split
 from tgen.storage import files
