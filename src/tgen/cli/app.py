@@ -25,7 +25,7 @@ COMMANDS = {
     "inspect": "Show a model's attention, predictions and training history.",
     "score": "Measure how well a model predicts texts.",
     "bench": "Measure the model's speed on this machine.",
-    "serve": "Serve a model with OpenAI's HTTP API.",
+    "serve": "Serve models over OpenAI's and other HTTP APIs.",
     "export": "Convert a model to GGUF or to another dtype.",
     "tokenize": "Show how a model splits a text into tokens.",
     "models": "List the models on this machine, or remove some.",
