@@ -94,11 +94,13 @@ def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
     from tgen.checkpoint.model_lookup import find_model, list_models
 
     try:
-        default: Path | None = find_model(None, models=models).path
+        default: Path | None = find_model(None, models=models).path.resolve()
     except TgenError:  # ./models cannot be read
         default = None
     for name, (path, found_by) in list_models(models).items():
-        yield describe_model(path, name=name, found_by=found_by, is_default=path == default)
+        yield describe_model(
+            path, name=name, found_by=found_by, is_default=path.resolve() == default
+        )
 
 
 def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) -> ModelReport:

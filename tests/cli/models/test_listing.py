@@ -6,9 +6,9 @@ import os
 import pytest
 
 from support.models import make_model
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, model_lookup
 from tgen.checkpoint.export import export_gguf, export_transformers
-from tgen.cli.models import describe_model
+from tgen.cli.models import describe_model, describe_models
 
 
 def describe(path):
@@ -26,6 +26,16 @@ def test_description_equals_the_loaded_model(family, model_directory):
     assert report.n_bytes == sum(file.stat().st_size for file in model_directory.iterdir())
     os.utime(model_directory / "model.safetensors", (0, 1_000_000_000))
     assert describe(model_directory).modified == 1_000_000_000
+
+
+def test_the_shipped_model_is_the_default_of_a_checkout(tokenizer, tmp_path, monkeypatch):
+    model = make_model("llama", vocab_size=tokenizer.vocab_size)
+    shipped = tmp_path / "models" / "shakespeare"
+    model_dir.save(shipped, model.config, tokenizer, model.to_arrays())
+    monkeypatch.setattr(model_lookup, "shipped_model", shipped.resolve)
+    monkeypatch.chdir(tmp_path)
+    (local,) = [report for report in describe_models() if report.found_by == "./models"]
+    assert local.is_default
 
 
 @pytest.mark.parametrize("stored", ["f16", "q8_0"])
