@@ -86,7 +86,7 @@ class ServeOptions:
     )
     strict: bool = _limit(
         False,
-        "Reject requests for more new tokens than fit; by default, texts end there.",
+        "Reject requests for more new tokens than fit, instead of ending their texts early.",
         "--strict",
     )
     queue_size: int = _limit(

@@ -144,8 +144,8 @@ class SamplingConfig:
     )
     explain: bool = _output(
         False,
-        "Add each token's probability, rank and entropy, and the tokens that each sampler "
-        "removed, to the JSON output.",
+        "Add each token's probability, rank and entropy, and the number of candidates that each "
+        "sampler removed, to the JSON output.",
         "--explain",
     )
     overflow: Overflow = _constraint(
