@@ -261,3 +261,11 @@ def test_a_property_without_a_text_is_left_out(accepts):
     schema = {"properties": {"a": {"$ref": "#/$defs/no"}, "b": {}}, "$defs": {"no": False}}
     assert accepts(schema, {"b": 1})
     assert not accepts(schema, {"a": 1})
+
+
+def test_names_and_values_beside_such_a_property_are_no_references(accepts):
+    value = {"$ref": "#/$defs/0"}
+    properties = {"a": {"$ref": "#/$defs/no"}, "$ref": {"type": "integer"}, "b": {"const": value}}
+    schema = {"properties": properties, "$defs": {"no": False}}
+    assert accepts(schema, {"$ref": 1, "b": value})
+    assert not accepts(schema, {"a": 1})

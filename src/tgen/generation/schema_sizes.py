@@ -16,13 +16,20 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
 
 def without(schema: Any, dead: set[str]) -> Any:
     """Return a schema with false in place of references of which no text can exist."""
-    if not dead:
+    if not dead or not isinstance(schema, dict):
         return schema
-    if isinstance(schema, list):
-        return [without(one, dead) for one in schema]
-    if isinstance(schema, dict) and schema.get("$ref") not in dead:
-        return {key: without(one, dead) for key, one in schema.items()}
-    return False if isinstance(schema, dict) else schema
+    if schema.get("$ref") in dead:
+        return False
+    result = {}
+    for key, value in schema.items():  # values of const and enum are no schemas
+        if key in ("properties", "patternProperties"):
+            value = {name: without(one, dead) for name, one in value.items()}
+        elif key in ("allOf", "anyOf", "prefixItems"):
+            value = [without(one, dead) for one in value]
+        elif key in ("items", "additionalProperties"):
+            value = without(value, dead)
+        result[key] = value
+    return result
 
 
 def shortest(root: Any, definitions: dict[str, Any]) -> tuple[dict[str, float], float, int]:
