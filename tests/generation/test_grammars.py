@@ -127,7 +127,7 @@ def test_any_character_of_gbnf_includes_line_breaks(model):
             'root ::= a-b\na-b ::= "x"\na-b ::= "y"\n',
             "line 3: a-b is defined again, first on line 2",
         ),
-        ('start: %json {"const": -9223372036854775808}', "line 1: const: a number is below -9e+18"),
+        ('start: %json {"const": -9223372036854775808}', "line 1: const: a number is beyond 9e+18"),
         ('start: "a"\nb: %json {"a" 1}', "line 2: "),
     ],
 )

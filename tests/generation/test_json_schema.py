@@ -65,6 +65,11 @@ def accepts():
             [{"p": {"kind": "cat", "name": "a"}}],
             [{"p": {"kind": "cat", "b": 1}}],
         ),
+        (
+            {"allOf": [{"properties": {"": {"enum": [1, 2]}}}, {"properties": {"": {"const": 1}}}]},
+            [{"": 1}],
+            [{"": 2}, {"": "a"}],
+        ),
         (NODE, [{"kid": {"kid": {}}}], [{"kid": {"b": 1}}]),
         # limits
         ({"type": "integer"}, [-MAX_INTEGER, 0, MAX_INTEGER], [MAX_INTEGER + 1, -MAX_INTEGER - 1]),
@@ -229,7 +234,9 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
             "properties.a.minProperties: several properties beside the required ones",
         ),
         ({"properties": {"a": {"minLength": -1}}}, "properties.a.minLength: invalid value -1"),
-        ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is below"),
+        ({"properties": {"a": {"enum": [-(2**63)]}}}, "properties.a.enum: a number is beyond"),
+        ({"enum": [2**53, 2**53 + 1]}, "enum: 9007199254740993 cannot be generated exactly"),
+        ({"type": "integer", "const": 10**20}, "const: a number is beyond"),
         ({"type": "number", "minimum": 10**400}, "minimum: a number is above 9e+18"),
         ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),
         ({"oneOf": [{"minimum": i, "maximum": i} for i in range(500)]}, "combinations"),

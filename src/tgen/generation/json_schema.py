@@ -344,7 +344,7 @@ class _Translator:
         """Return the schemas of places for which several parts have some."""
         result: dict[str, Any] = {}
         for key, name in sorted(shared):
-            if not name:
+            if not name and key != "properties":
                 continue
             found = [(part.path, part.keywords.get(key)) for part in conjunction]
             if key == "properties":

@@ -144,8 +144,11 @@ def _check(key: str, value: Any, path: str) -> Any:
     numbers = [*_numbers(value)] if key in ("const", "enum") else []
     if not all(map(math.isfinite, (one for one in numbers if isinstance(one, float)))):
         raise SchemaError(join(path, key), "a number is not finite", "use numbers below 1.8e308")
-    if any(one < LOWEST for one in numbers):  # llguidance overflows
-        raise SchemaError(join(path, key), f"a number is below {LOWEST:.0e}")
+    if any(not LOWEST <= one <= FAR for one in numbers):  # llguidance overflows
+        raise SchemaError(join(path, key), f"a number is beyond {FAR:.0e}", "use a smaller one")
+    if rounded := next((one for one in numbers if float(one) != one), None):
+        message = f"{rounded} cannot be generated exactly, as it is beyond 2^53"
+        raise SchemaError(join(path, key), message, "use a string")
     return value
 
 
