@@ -91,7 +91,10 @@ def test_models_are_listed_by_name_and_no_path_is_one(
     assert [model["id"] for model in models] == ["a b", "other", "fine"]
     assert [model["max_model_len"] for model in models] == [2048, 48, 2048]
     assert [model.get("parent") for model in models] == [None, None, "a b"]
-    assert several.http.get("/v1/models/a b").json() == models[0]
+    for name in ("a b", "a b:latest"):  # clients of Ollama send the tag
+        assert several.http.get(f"/v1/models/{name}").json() == models[0]
+    tagged = several.post("/v1/completions", OPTIONS | {"model": "other:latest"})
+    assert tagged.json()["model"] == "other"
     for name in (str(chat_model), f"../{chat_model.name}", adapter.name, "", "a"):
         answer = several.post("/v1/completions", OPTIONS | {"model": name})
         assert answer.status_code == 404

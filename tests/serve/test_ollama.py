@@ -263,7 +263,7 @@ def test_calls_and_results_of_a_conversation_belong_together() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"response_format": {"type": "x"}}, "options.response_format: invalid value"),
+        ({"response_format": {"type": "text"}}, "options.response_format is not supported"),
         ({"temperature": "hot"}, "options.temperature: invalid value"),
         ({"num_predict": -3}, "options.num_predict: invalid value -3"),
         ({"temprature": 1}, "unknown field 'temprature'"),

@@ -146,6 +146,7 @@ SCHEMA_FORMAT = {"type": "json_schema", "name": "x"}
         ("include", ["reasoning.encrypted_content", "x"], 'include[1]: invalid value "x"'),
         ("text", {"format": SCHEMA_FORMAT | {"schema": {"type": "x"}}}, "text.format: type: "),
         ("text", {"format": SCHEMA_FORMAT}, "text.format.schema is missing"),
+        ("text", {"format": {"type": "text", "schema": {}}}, "beside the type text"),
         ("tools", [{"type": "function", "name": "a b"}], "tools[0].name: invalid value"),
         ("input", "word " * 3000, "the conversation has"),
         (
@@ -282,7 +283,7 @@ def test_tokens_of_an_unfinished_character_come_with_its_text() -> None:
 def test_what_the_answer_cannot_repeat_is_refused(value: str) -> None:
     tool = f'{{"type": "function", "name": "f", "x": {value}}}'
     named = '"tools": [{"type": "function", "name": "f"}], "tool_choice"'
-    form = '{"format": {"type": "text", "name": %s}}'
+    form = '{"format": {"type": "json_schema", "schema": {}, "name": %s}}'
     for field in (f'"metadata": {{"a": {value}}}', f'"tools": [{tool}]', f"{named}: {tool}"):
         with pytest.raises(HttpError, match=r"surrogates|finite"):
             read(f'{{"input": "x", {field}}}'.encode(), "m")

@@ -31,6 +31,7 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"messages": []}, "unknown field 'messages'"),
     (CompletionRequest, {"min_token": 1}, "unknown field 'min_token': did you mean min_tokens?"),
     (CompletionRequest, {"mirostat": 2}, "mirostat is not supported"),
+    (CompletionRequest, {"penalize_newline": False}, "penalize_newline is not supported"),
     (CompletionRequest, {"repeat_last_n": 0}, "repeat_last_n: invalid value 0, expected -1 or at"),
     (CompletionRequest, {"bias": {"": 1}}, 'bias: invalid value {"": 1}, expected up to 64'),
     (CompletionRequest, {"bias": [1]}, "bias: invalid value [1], expected a number per string"),
@@ -65,6 +66,22 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (ChatRequest, {"max_completion_token": 5}, _NEWER),
     (ChatRequest, {"messages": {}}, "messages: invalid value {}, expected a list"),
     (ChatRequest, {"messages": []}, "messages: invalid value [], expected a value that is not em"),
+    (
+        ChatRequest,
+        {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]},
+        'tools: invalid value [{"type": "function", "function": {"name": "f0"}}, {"type": , '
+        "expected at most 128 items",
+    ),
+    (
+        ChatRequest,
+        {"messages": [{"role": "", "content": "Hi"}]},
+        'messages[0].role: invalid value "", expected a value that is not empty',
+    ),
+    (
+        ChatRequest,
+        {"response_format": {"type": "json_object", "schema": {"enum": ["\ud800"]}}},
+        'response_format.schema: invalid value {"enum": ["\\ud800"]}, expected text without',
+    ),
     (ChatRequest, {"messages": ["Hi"]}, 'messages[0]: invalid value "Hi", expected an object'),
     (ChatRequest, {"messages": [{"content": "Hi"}]}, "messages[0].role is missing"),
     (
@@ -146,6 +163,7 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"bad_words": ["x"], "repeat_last_n": -1, "mirostat": 0, "id_slot": 1},
         {"ban": ["x"], "penalty_window": 0},
     ),
+    ({"penalize_newline": True, "tfs_z": 1.0, "mirostat_tau": 5.0, "dynatemp_exponent": 1}, {}),
     ({"logit_bias": {"5": -100}, "seed": -1}, {"logit_bias": {"5": -100}}),
     ({"guided_json": {}, "grammar": "", "response_format": {"type": "text"}}, {"json_schema": {}}),
     ({"guided_json": '{"type": "null"}'}, {"json_schema": '{"type": "null"}'}),

@@ -28,7 +28,6 @@ from tgen.serve.http_error import (
     HttpError,
     bad_request,
     internal_error,
-    model_not_found,
     timed_out,
     to_http,
     unavailable,
@@ -196,10 +195,7 @@ class Service:
         return JSONResponse({"object": "list", "data": models})
 
     async def _get_model(self, request: Request) -> Response:
-        name, sources = request.path_params["name"], self._models.sources
-        if name not in sources:
-            raise model_not_found(name, list(sources))
-        return JSONResponse(self._describe_model(sources[name]))
+        return JSONResponse(self._describe_model(self._models.find(request.path_params["name"])))
 
     def _describe_model(self, source: ModelSource) -> dict[str, Any]:
         model = {"id": source.name, "object": "model", "created": self._created}
@@ -227,9 +223,8 @@ class Service:
             name = values.pop("model", values.pop("name", self._models.default))
             if not isinstance(name, str):
                 raise bad_request("model: expected a string", "model")
-            name = name.removesuffix(ollama.TAG)
             served = await self._open_model(request, name)
-            return JSONResponse(await run(describe, served.model, name, values))
+            return JSONResponse(await run(describe, served.model, served.source.name, values))
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
@@ -310,7 +305,7 @@ class Service:
                 if not visit.ready.done():
                     async with asyncio.timeout(seconds):
                         await self._while_open(request, visit.wait())
-                return self._models.get(name)
+                return self._models.get(visit.name)
         except TimeoutError:
             raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
 

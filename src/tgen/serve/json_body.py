@@ -21,6 +21,8 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge:,}",
     "less_than_equal": "at most {le:,}",
     "too_short": "a value that is not empty",
+    "string_too_short": "a value that is not empty",
+    "too_long": "at most {max_length:,} items",
     "literal_error": "{expected}",
     "value_error": "{error}",  # of a field's own validator
 }
@@ -47,13 +49,13 @@ def check_unicode(text: str) -> str:
 def check_size(value: Any) -> Any:
     """Return a schema, grammar or list that is small enough; raises ValueError."""
     kind = "schema" if isinstance(value, dict) else "value"
-    check_length(json.dumps(value, ensure_ascii=False), kind)
+    check_length(check_unicode(json.dumps(value, ensure_ascii=False)), kind)
     return value
 
 
 def check_length(text: str, kind: str) -> None:
     """Raise ValueError for JSON that is too long; `kind` says what it is in the message."""
-    if len(text.encode(errors="surrogatepass")) > _MAX_SCHEMA_BYTES:
+    if len(text.encode()) > _MAX_SCHEMA_BYTES:
         raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
 
 

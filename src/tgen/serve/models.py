@@ -23,6 +23,7 @@ from tgen.serve.grammar_check import GrammarCheck
 from tgen.serve.http_error import HttpError, internal_error, model_not_found, unavailable
 from tgen.version import __version__
 
+TAG = ":latest"  # that Ollama and its clients append to a name without a tag
 _POLL_SECONDS = 0.05
 _JOIN_SECONDS = 60.0  # for a pass whose texts were canceled
 _log = logging.getLogger("tgen.serve")
@@ -157,6 +158,13 @@ class ServedModels:
         if self._draining:
             raise unavailable("the server is shutting down", "shutting_down")
 
+    def find(self, name: str) -> ModelSource:
+        """Return the model of a name, which may end with Ollama's tag; raises HttpError."""
+        for one in (name, name.removesuffix(TAG)):
+            if one in self.sources:
+                return self.sources[one]
+        raise model_not_found(name, list(self.sources))
+
     @contextmanager
     def visit(self, name: str) -> Iterator[Visit]:
         """Keep a model in memory, once it is loaded, until the end of the block.
@@ -164,8 +172,7 @@ class ServedModels:
         Raises HttpError for an unknown name. While another model waits for room, the visit waits
         for its turn, so that no model keeps others out for long.
         """
-        if name not in self.sources:
-            raise model_not_found(name, list(self.sources))
+        name = self.find(name).name
         visit = Visit(name)
         self._visits.append(visit)
         if name in self._loaded and not self._lacks_room:

@@ -14,24 +14,24 @@ from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
+from tgen.serve.models import TAG
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
 from tgen.serve.text_response import dump_json
 
 VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
-TAG = ":latest"  # that Ollama and its clients append to a name without a tag
 _NEVER = "9999-12-31T23:59:59Z"
 _UNSUPPORTED = ("suffix", "images", "template", "context", "think")
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
-    *("use_mlock", "low_vram", "vocab_only"),
+    *("use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all"),
 }
 # Fields of OpenAI's API that are beside Ollama's options, or have other names.
 _NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
     *SamplingFields.model_fields
 }
-_NO_OPTIONS |= {"max_completion_tokens", "n_predict"}
+_NO_OPTIONS |= {"max_completion_tokens", "n_predict", "response_format"}
 
 
 class _Message(JsonObject):
@@ -129,7 +129,7 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
         names |= dict.fromkeys(("response_format", "response_format.json_schema.schema"), "format")
     if request.stream:
         values |= {"stream": True, "stream_options": {"include_usage": True}}
-    return values | {"model": request.model.removesuffix(TAG)}, names
+    return values | {"model": request.model}, names
 
 
 def _to_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -97,8 +97,8 @@ class _Format(JsonObject, extra="forbid"):
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         others = (self.definition, self.name, self.description, self.strict)
-        if self.type == "json_object" and any(one is not None for one in others):
-            raise ValueError("no other field beside the type json_object")
+        if self.type != "json_schema" and any(one is not None for one in others):
+            raise ValueError(f"no other field beside the type {self.type}")
         return self
 
 

@@ -31,6 +31,7 @@ _IGNORED = {
     *("user", "metadata", "store", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
     *("cache_prompt", "id_slot", "priority", "request_id", "guided_decoding_backend"),
+    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent"),  # of samplers that are not supported
 }
 # Fields -> the values that ask for nothing. Other values are errors, unless it is a declared field.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -44,6 +45,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "early_stopping"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     **dict.fromkeys(("mirostat", "dynatemp_range"), (0,)),
+    **dict.fromkeys(("penalize_newline", "penalize_nl"), (True,)),
+    "tfs_z": (1,),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     **dict.fromkeys(("chat_template", "chat_template_kwargs", "prompt_logprobs"), ()),
 }
