@@ -25,7 +25,7 @@ def accepts():
     grammars = load("shakespeare", threads=1)._loaded.vocabulary.grammars
 
     def accept(schema, value):
-        matcher, _ = grammars.compile("json_schema", json.dumps(schema), ())
+        matcher = grammars.compile("json_schema", json.dumps(schema), ()).matcher
         text = value if isinstance(value, bytes) else json.dumps(value).encode()
         tokens = grammars._tokenizer.tokenize_bytes(text)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.chats import HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
+from support.chats import CHATML, HERMES_TOOLS, LLAMA_TOOLS, MISTRAL_TOOLS
 from support.servers import JSON, ServerProcess, serving
 from support.tools import (
     CITY,
@@ -354,6 +354,31 @@ def test_errors_name_the_tool_by_its_position_in_the_request(loaded: LoadedModel
     )
     error = form.name_tool(UsageError("grammar: line 1: wrong", field="grammar"))
     assert error.message == "tools[1].function.parameters: wrong"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("template", [HERMES_TOOLS, CHATML])
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "array", "uniqueItems": True}, "properties.a: uniqueItems is not supported"),
+        ({"pattern": "(?=a)"}, "properties.a.pattern: look-around"),
+        ({"type": "string", "format": "phone"}, 'properties.a.format: "phone" is not checked'),
+    ],
+)
+def test_errors_and_notes_name_the_tool_and_the_place_in_its_schema(
+    loaded: LoadedModel, choice: Any, template: str, schema: dict[str, Any], reason: str
+) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    named = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    request = request_of(tools=[NOW, named], tool_choice=choice)
+    model = with_template(loaded, template)
+    form = find_call_form(model, request)
+    try:
+        [text] = prepare(model, request, 9, calls=form).notes
+    except UsageError as error:
+        text = form.name_tool(error).message
+    assert text.startswith(f"tools[1].function.parameters: {reason}")
 
 
 def test_syntax_without_a_marker_refuses_a_response_format(loaded: LoadedModel) -> None:

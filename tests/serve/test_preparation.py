@@ -133,6 +133,10 @@ def test_notes_about_schemas_name_their_fields(loaded: LoadedModel) -> None:
     )
     [note] = prepare(loaded, request, 9).notes
     assert note == 'guided_json: properties.a.format: "phone" is not checked'
+    lark = f"start: a\na: %json {json.dumps(schema)}"
+    body = json.dumps({"prompt": "x", "guided_grammar": lark}).encode()
+    [note] = prepare(loaded, parse(body, CompletionRequest, "m"), 9).notes
+    assert note == 'guided_grammar: line 2: properties.a.format: "phone" is not checked'
     tool = {"type": "function", "function": {"name": "x", "parameters": schema}}
     unused = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}
     body = chat(tools=[tool], tool_choice="required", response_format=unused)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,15 +153,19 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
 
+class _Grammar(NamedTuple):
+    """A compiled grammar, of whose matcher each text gets a copy."""
+
+    matcher: LLMatcher
+    longest: int = 0  # of the shortest texts of the parts of JSON schemas, in characters, estimated
+    notes: Sequence[str] = ()  # about what is not enforced of JSON schemas, with their places
+
+
 @dataclass
 class _Compiled:
-    """A grammar, of whose matcher each text gets a copy; None: to be compiled again.
+    """A grammar in the cache; None: to be compiled again."""
 
-    `longest`: of the shortest texts of the parts of a JSON schema, in characters, estimated.
-    """
-
-    matcher: LLMatcher | None = None
-    longest: int = 0
+    grammar: _Grammar | None = None
 
 
 class _Tokens:
@@ -211,46 +215,53 @@ class Grammars:
 
         Raises UsageError if the constraint is invalid or allows no text.
         """
-        kind = next((name for name in CONSTRAINTS if getattr(sampling, name)), None)
-        if kind is None:
+        if (key := _key(sampling)) is None:
             return None
-        ban = sampling.ban if kind == "choices" else ()
-        key = kind, getattr(sampling, kind), ban
-        compiled = self._compiled(*key)
+        kind, grammar = key[0], self._get(*key)
 
         def renew() -> LLMatcher:
-            compiled.matcher = None
-            return self.compile(*key)[0]
+            self._compiled(*key).grammar = None
+            return self.compile(*key).matcher
 
-        matcher, longest = compiled.matcher, compiled.longest
-        if matcher is None:
-            matcher, longest = self.compile(*key)
-            compiled.longest, compiled.matcher = longest, matcher  # other threads read both
         guard = None
-        if kind == "json_schema" or longest:
-            guard = CompletionGuard(self._completer, longest, next(iter(self._ends), None))
-        return Matcher(matcher.deep_copy(), self._end, self._ends, kind, renew, guard)
+        if kind == "json_schema" or grammar.longest:
+            guard = CompletionGuard(self._completer, grammar.longest, next(iter(self._ends), None))
+        return Matcher(grammar.matcher.deep_copy(), self._end, self._ends, kind, renew, guard)
 
-    def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> tuple[LLMatcher, int]:
-        """Return what a `_Compiled` of this kind of constraint has; raises UsageError as
-        `matcher`."""
+    def notes(self, sampling: SamplingConfig) -> Sequence[str]:
+        """Return notes about what is not enforced of the JSON schemas of a valid constraint, each
+        after its place in them."""
+        key = _key(sampling)
+        return self._get(*key).notes if key else ()
+
+    def _get(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> _Grammar:
+        compiled = self._compiled(kind, value, ban)
+        grammar = compiled.grammar  # once: another thread may remove it
+        if grammar is None:
+            grammar = compiled.grammar = self.compile(kind, value, ban)
+        return grammar
+
+    def compile(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> _Grammar:
+        """Compile a constraint of this kind; raises UsageError as `matcher`."""
         if kind == "json_schema":
             return self._compile_schema(value)
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
         lines: Sequence[int] = ()
-        longest = 0
+        schemas = Translation()
         try:
             if kind == "grammar":
-                value, lines, longest = _to_lark(value)
+                value, lines, schemas = _to_lark(value)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", _CORRECT, field=kind) from None
         grammar = _to_llguidance(kind, value, self._missing_characters)
         matcher = self._compile(kind, grammar)
+        if matcher.is_error():
+            self._check_patterns(kind, schemas.patterns)
         _check(matcher, kind, lines)
         _check_first(matcher, kind)
-        return matcher, longest
+        return _Grammar(matcher, schemas.longest, schemas.notes)
 
     def _compile(self, kind: str, grammar: str) -> LLMatcher:
         limits = _GRAMMAR_LIMITS if kind == "grammar" else _LIMITS
@@ -258,32 +269,30 @@ class Grammars:
             lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), kind
         )
 
-    def _compile_schema(self, value: str | bytes, *, closed: bool = True) -> tuple[LLMatcher, int]:
+    def _compile_schema(self, value: str | bytes, *, closed: bool = True) -> _Grammar:
         """Compile a JSON schema; not `closed`: with all properties that it allows."""
         kind = "json_schema"
         translation, grammar = _translate(value, closed=closed)
         matcher = self._compile(kind, grammar)
         try:
             if matcher.is_error():
-                self._check_patterns(translation.patterns)
+                self._check_patterns(kind, translation.patterns)
             _check(matcher, kind)
             _check_first(matcher, kind)
         except UsageError as error:
             if not closed or _NO_TEXT not in error.message:
                 raise
             return self._compile_schema(value, closed=False)
-        return matcher, translation.longest
+        return _Grammar(matcher, translation.longest, translation.notes)
 
-    def _check_patterns(self, patterns: Mapping[str, str]) -> None:
+    def _check_patterns(self, kind: str, patterns: Mapping[str, str]) -> None:
         """Raise UsageError for the first invalid regular expression of a schema; by its path."""
         for pattern, path in patterns.items():
             alone = _schema_to_llguidance({"type": "string", "pattern": pattern})
             matcher = self._compile("json_schema", alone)
             if matcher.is_error():
                 reason = _reason(matcher.get_error(), "regex")
-                raise UsageError(
-                    f"json_schema: {path}: {reason}", _CORRECT_REGEX, field="json_schema"
-                )
+                raise UsageError(f"{kind}: {path}: {reason}", _CORRECT_REGEX, field=kind)
 
     @cached_property
     def _completer(self) -> Completer:
@@ -306,6 +315,14 @@ class Grammars:
                 raise UsageError(
                     f"choices: {choice[:40]!r}: {error.message}", error.hint, field="choices"
                 ) from None
+
+
+def _key(sampling: SamplingConfig) -> tuple[str, Any, Sequence[str | bytes]] | None:
+    """Return the kind and the value of a constraint, and the bans that it depends on."""
+    kind = next((name for name in CONSTRAINTS if getattr(sampling, name)), None)
+    if kind is None:
+        return None
+    return kind, getattr(sampling, kind), sampling.ban if kind == "choices" else ()
 
 
 def _on_large_stack(compute: Callable[[], LLMatcher], kind: str) -> LLMatcher:
@@ -436,8 +453,9 @@ def _schema_to_llguidance(schema: Any) -> str:
     )
 
 
-def _to_lark(grammar: str) -> tuple[str, Sequence[int], int]:
-    """Return a Lark grammar, for each of its lines the line of `grammar`, and `_Compiled.longest`.
+def _to_lark(grammar: str) -> tuple[str, Sequence[int], Translation]:
+    """Return a Lark grammar, for each of its lines the line of `grammar`, and what is known about
+    its JSON schemas, whose places begin with their lines.
 
     Raises ValueError for what cannot be converted, and for schemas that cannot be translated.
     """
@@ -445,9 +463,10 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int], int]:
 
     _check_length(grammar)
     if is_gbnf(grammar):
-        return *gbnf_to_lark(grammar), 0
+        return *gbnf_to_lark(grammar), Translation()
     pieces: list[str] = []
-    start = end = n_rules = longest = 0
+    schemas = Translation()
+    start = end = n_rules = 0
     while match := _LARK_TOKEN.search(grammar, end):
         end = match.end()
         n_rules += match["rule"] is not None
@@ -458,9 +477,14 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int], int]:
             try:
                 schema, after = json.JSONDecoder().raw_decode(grammar, end)
                 lines = "\n" * grammar.count("\n", end, after)
-                inlined, length = _inline(schema, lines)
-                pieces += [grammar[start:end], inlined]
-                start, end, longest = after, after, max(longest, length + _SYNTAX_CHARACTERS)
+                translation = translate(schema)
+                pieces += [grammar[start:end], _inline(schema, translation.schema, lines)]
+                line = grammar.count("\n", 0, match.start()) + 1
+                place = f"line {line}: "
+                schemas.notes += [place + note for note in translation.notes]
+                schemas.patterns |= {p: place + path for p, path in translation.patterns.items()}
+                schemas.longest = max(schemas.longest, translation.longest + _SYNTAX_CHARACTERS)
+                start = end = after
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {error.lineno}: %json: {error.msg}") from None
             except (RecursionError, ValueError) as error:
@@ -471,19 +495,16 @@ def _to_lark(grammar: str) -> tuple[str, Sequence[int], int]:
     if n_rules > _MAX_RULES:
         raise ValueError(f"too many rules (got {n_rules:,}, limit {_MAX_RULES:,})")
     lark = "".join([*pieces, grammar[start:]])
-    return lark, range(1, lark.count("\n") + 2), longest
+    return lark, range(1, lark.count("\n") + 2), schemas
 
 
-def _inline(schema: Any, lines: str) -> tuple[str, int]:
-    """Return a JSON schema of a Lark grammar for llguidance, with as many line breaks, and
-    `_Compiled.longest`."""
+def _inline(schema: Any, translated: Any, lines: str) -> str:
+    """Return a JSON schema of a Lark grammar for llguidance, with as many line breaks."""
     key = "x-guidance"  # llguidance's options, such as white space
     options = {key: schema[key]} if isinstance(schema, dict) and key in schema else {}
-    translation = translate(schema)
-    translated = translation.schema
     if not isinstance(translated, dict):
         translated = {"allOf": [translated]}
-    return "{" + lines + json.dumps(translated | options)[1:], translation.longest
+    return "{" + lines + json.dumps(translated | options)[1:]
 
 
 def _translate(schema: str | bytes, *, closed: bool) -> tuple[Translation, str]:

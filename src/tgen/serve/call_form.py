@@ -21,7 +21,9 @@ from tgen.serve.tool_fields import Tool, ToolChoice
 _MAX_CALLS = 16  # per text
 # One space after colons and commas, none elsewhere: white space could repeat endlessly.
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LINE = re.compile(r"grammar: (?:line (\d+): )?")
+_PLACE = re.compile(  # of a tool in the constraint
+    r"(?:line (\d+)|\$defs\.tool(\d+)|anyOf\[(\d+)\]\.properties\.arguments)(?:\.|: )"
+)
 
 
 @dataclass(frozen=True)
@@ -116,26 +118,27 @@ class CallForm:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         return [part for part in re.split(f"({pattern})", text) if part]
 
-    @property
-    def schemas(self) -> dict[str, Any]:
-        """The JSON schemas of the calls, and of texts without calls, by their fields."""
-        has_text = self.text_schema is not None and self.choice.mode == "auto"
-        text = {self.text_field or "": self.text_schema} if has_text else {}
-        calls = {
-            f"tools[{i}].function.parameters": t.arguments_schema for i, t in self.tools.items()
-        }
-        return text | calls
-
     def name_tool(self, error: TgenError) -> TgenError:
-        """Return an error with the tool that it is about, if it is about the grammar."""
-        if getattr(error, "field", "") != "grammar":
+        """Return an error with the tool that it is about, if it is about the constraint."""
+        option = getattr(error, "field", "")
+        if option not in self.constraint:
             return error
-        match = _LINE.match(error.message)
-        reason = error.message[match.end() :] if match else error.message
-        field = "tools"
-        if match and match[1] and int(match[1]) <= len(self.tools):
-            field = f"tools[{[*self.tools][int(match[1]) - 1]}].function.parameters"
+        field, reason = self.name_place(error.message.removeprefix(f"{option}: "))
         return bad_request(f"{field}: {reason}", field)
+
+    def name_place(self, text: str) -> tuple[str, str]:
+        """Return the request's field that a text about the constraint begins with, and the rest."""
+        if (match := _PLACE.match(text)) is None:
+            return "tools", text
+        line, position, called = (int(one) if one else None for one in match.groups())
+        if line is not None:
+            called = line - 1  # the first lines are those of the tools
+        if called is not None and called < len(self.tools):
+            position = [*self.tools][called]
+        rest = text[match.end() :]
+        if position is None:
+            return self.text_field or "tools", rest
+        return f"tools[{position}].function.parameters", rest
 
 
 def plan_calls(

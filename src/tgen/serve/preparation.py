@@ -4,19 +4,15 @@ Worker threads apply the template, tokenize, and check limits and grammar, so th
 delay other texts.
 """
 
-import json
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
-from tgen.generation.json_schema import translate
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed, sample_seed
-from tgen.generation.schema_keywords import SchemaError
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.call_form import CallForm, plan_calls
@@ -25,7 +21,6 @@ from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
 
 _COMPLETION_TOKENS = 16  # OpenAI's default
 _MAX_NOTES, _NOTE_LENGTH = 10, 200  # in a header
-_MAX_SCHEMAS = 64  # whose notes are cached
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
 # As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
 _FIXED = {"penalize_prompt": False, "overflow": "error"}
@@ -87,7 +82,7 @@ def prepare(
             prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")
             echoes.append(prompt if isinstance(prompt, str) else decoded)
-    notes = _find_notes(request, calls)
+    notes = _find_notes(model, request, calls, sampling)
     return PreparedTexts(requests, sum(map(len, prompts)), echoes, seed, calls, notes)
 
 
@@ -100,25 +95,18 @@ def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
     return form
 
 
-def _find_notes(request: TextRequest, calls: CallForm | None) -> list[str]:
-    """Return notes about the schemas of a request, which have been compiled, by their fields."""
-    schemas = calls.schemas if calls else {"json_schema": request.sampling.get("json_schema")}
-    names = request.names
+def _find_notes(
+    model: LoadedModel, request: TextRequest, calls: CallForm | None, sampling: SamplingConfig
+) -> list[str]:
+    """Return notes about the schemas of a request, by their fields; `sampling` has compiled."""
+    field = "grammar" if sampling.grammar else "json_schema"
     notes = []
-    for field, schema in schemas.items():
-        if schema is not None:
-            text = schema if isinstance(schema, str) else json.dumps(schema)
-            name = name_as_sent(field, names)
-            notes += [f"{name}: {note}"[:_NOTE_LENGTH] for note in _notes_of(text)]
-    return notes[:_MAX_NOTES]
-
-
-@lru_cache(maxsize=_MAX_SCHEMAS)
-def _notes_of(schema: str) -> Sequence[str]:
-    try:
-        return translate(json.loads(schema)).notes
-    except SchemaError:  # of a tool that has no valid arguments, beside others that have some
-        return ()
+    for note in (
+        model.vocabulary.grammars.notes(sampling)[:_MAX_NOTES] if sampling.constrained else ()
+    ):
+        place, rest = calls.name_place(note) if calls else (field, note)
+        notes.append(f"{name_as_sent(place, request.names)}: {rest}"[:_NOTE_LENGTH])
+    return notes
 
 
 def _encode(model: LoadedModel, request: TextRequest) -> tuple[list[list[int]], frozenset[int]]:
