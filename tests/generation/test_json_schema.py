@@ -152,6 +152,8 @@ def accepts():
         # OpenAI's wrapper
         ({"name": "x", "strict": True, "schema": NAMED}, [{"name": "a"}], [{"b": 1}]),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": NAMED}}, [{}], [1]),
+        ({"type": "json_schema", "json_schema": {"schema": NAMED}}, [{}], [1]),
+        ({"type": "json_schema", "name": "x", "schema": NAMED, "strict": True}, [{}], [1]),
         (
             {"$id": "http://a/b", "$ref": "#c", "$defs": {"c": {"$anchor": "c", "enum": [1]}}},
             [1],

@@ -113,6 +113,12 @@ def test_limits_of_floats_are_shown_without_decimals() -> None:
         parse(b'{"prompt": "Hi", "temperature": 3}', CompletionRequest, "m")
 
 
+def test_an_error_in_json_does_not_tell_how_to_configure_python() -> None:
+    with pytest.raises(HttpError) as error:
+        parse(b'{"seed": ' + b"9" * 5000 + b"}", CompletionRequest, "m")
+    assert error.value.message.endswith("value has 5000 digits")
+
+
 def test_an_unknown_field_with_an_unpaired_surrogate_is_named_in_the_response() -> None:
     with pytest.raises(HttpError) as error:
         parse(rb'{"prompt": "Hi", "\ud800": 1}', CompletionRequest, "m")

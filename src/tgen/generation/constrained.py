@@ -369,7 +369,7 @@ def _error(kind: str, reason: str) -> UsageError:
     hint = {"grammar": _CORRECT, "regex": _CORRECT_REGEX}.get(kind, _SUPPORTED)
     if reason.startswith(_NO_TEXT):
         hint = "use one that some text matches"
-    if reason.startswith("takes more"):
+    if reason.startswith("takes more") or "too many" in reason.lower():
         hint = "simplify it"
     return UsageError(f"{kind}: {reason}", hint, field=kind)
 

@@ -101,13 +101,13 @@ def translate(schema: Any, *, closed: bool = True) -> Translation:
 
 
 def unwrap(schema: Any) -> Any:
-    """Return the schema in OpenAI's `response_format` or its `json_schema`."""
-    if isinstance(schema, dict) and schema.get("type") == "json_schema":
-        schema = schema.get("json_schema", schema)
-    wrapped = isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
-    if wrapped and {"name"} <= schema.keys() <= {"name", "schema", "strict", "description"}:
-        return schema["schema"]
-    return schema
+    """Return the schema in OpenAI's `response_format`, its `json_schema`, or `text.format`."""
+    typed = isinstance(schema, dict) and schema.get("type") == "json_schema"
+    inner = schema.get("json_schema", schema) if typed else schema
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        return schema
+    named = {"name"} <= inner.keys() <= {"name", "schema", "strict", "description"}
+    return inner["schema"] if typed or named else schema
 
 
 class _Translator:

@@ -85,7 +85,8 @@ def load_object(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body.decode(), parse_constant=_reject_constant)
     except ValueError as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
+        reason = str(error).partition(";")[0]  # without how to configure Python
+        raise bad_request(f"the body is not valid JSON: {reason}") from None
     if not isinstance(values, dict):
         raise bad_request('the body is not a JSON object such as {"prompt": "What is"}')
     return {name: value for name, value in values.items() if value is not None}
