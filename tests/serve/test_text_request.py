@@ -82,6 +82,11 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
         {"response_format": {"type": "json_object", "schema": {"enum": ["\ud800"]}}},
         'response_format.schema: invalid value {"enum": ["\\ud800"]}, expected text without',
     ),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": []}]},
+        "messages[0].content: invalid value [], expected a value that is not empty",
+    ),
     (ChatRequest, {"messages": ["Hi"]}, 'messages[0]: invalid value "Hi", expected an object'),
     (ChatRequest, {"messages": [{"content": "Hi"}]}, "messages[0].role is missing"),
     (
@@ -111,6 +116,11 @@ def test_errors_say_which_field_has_which_value_and_what_is_expected(
 def test_limits_of_floats_are_shown_without_decimals() -> None:
     with pytest.raises(HttpError, match=r"temperature: invalid value 3, expected at most 2$"):
         parse(b'{"prompt": "Hi", "temperature": 3}', CompletionRequest, "m")
+
+
+def test_no_field_without_an_effect_is_suggested() -> None:
+    with pytest.raises(HttpError, match=r"unknown field 'prompt'$"):
+        parse(chat(prompt="Hi"), ChatRequest, "m")
 
 
 def test_an_error_in_json_does_not_tell_how_to_configure_python() -> None:

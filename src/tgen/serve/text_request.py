@@ -111,8 +111,10 @@ class _Message(JsonObject):
         for name in _UNSUPPORTED.keys() & values.keys():
             if values[name] is not None:
                 raise ValueError(_UNSUPPORTED[name])
-        given = {name: value for name, value in values.items() if value not in (None, [])}
-        return {"content": ""} | given if "tool_calls" in given else given
+        given = {name: value for name, value in values.items() if value is not None}
+        if given.get("tool_calls") and not given.get("content"):
+            given["content"] = ""
+        return given
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
@@ -354,6 +356,6 @@ def _drop_without_effect(given: dict[str, Any], kind: type[_TextRequest]) -> Non
             raise bad_request(f"{name} is not supported{other}", name, "unsupported_parameter")
         elif name not in {*kind.model_fields, *_NEUTRAL, *_IGNORED}:
             newer = [_NEWER_LIMIT] if kind.chat else []
-            hint = suggest(name[:60], [*kind.model_fields, *newer, *_NEUTRAL, *_IGNORED])
+            hint = suggest(name[:60], [*kind.model_fields, *newer])
             message = f"unknown field {name[:60]!r}" + (f": {hint}" if hint else "")
             raise bad_request(message, name[:60], "unknown_parameter")
