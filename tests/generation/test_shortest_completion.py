@@ -71,6 +71,14 @@ def test_formats_and_patterns_are_completed(model):
         assert tokens[-1].complete, schema
 
 
+def test_each_number_and_string_has_a_short_completion(model):
+    properties = {name: {"type": "integer"} for name in "abcd"}
+    properties |= {name: {"type": "string", "format": "uri"} for name in "uvwx"}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    tokens = tokens_of(model, schema, 80, 1, temperature=1.5)
+    assert tokens[-1].complete
+
+
 def test_banned_tokens_are_not_chosen(model):
     tokens = tokens_of(model, {"type": "string"}, 12, 1, ban=['"'])
     assert b'"' not in b"".join(token.text for token in tokens)

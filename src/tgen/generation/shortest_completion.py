@@ -20,7 +20,7 @@ _FIRST_BUDGET, _BUDGET_PER_TOKEN = 2000, 20
 _CLOSING = frozenset(b'"}]')
 # Bytes to try in turn where a string cannot end: separators of formats first.
 _IN_STRING = "".join(("Z@:-./", punctuation, ascii_uppercase, digits, ascii_lowercase)).encode()
-_IN_VALUE = b"1234567890-ntf[{,: "
+_IN_VALUE = b"1234567890-ntf[{: "
 
 
 class Completer:
@@ -37,10 +37,11 @@ class Completer:
         rest = [bytes([byte]) for byte in range(256)]
         values = [single[one] for one in (*_split(_IN_VALUE), *rest) if one in single]
         texts = [single[one] for one in (*_split(_IN_STRING), *rest) if one in single]
-        brackets = closing[: len(closing) - len(quotes)]
-        self._outside = np.array([*brackets, *values[:10], *quotes, *values[10:]], np.int64)
+        ends = closing[: len(closing) - len(quotes)]
+        ends += [single[b","]] if b"," in single else []  # of a number
+        self._outside = np.array([*ends, *values[:10], *quotes, *values[10:]], np.int64)
         self._inside = np.array([*quotes, *texts], np.int64)
-        self._n_closing = {True: len(brackets), False: len(quotes)}
+        self._n_closing = {True: len(ends), False: len(quotes)}
 
     def complete(self, matcher: LLMatcher, place: int, limit: int) -> tuple[list[int] | None, int]:
         """Return up to `limit` tokens that complete the text of a matcher, which is changed, or
@@ -49,7 +50,8 @@ class Completer:
         `place`: where the text ends, see `place_after`.
         """
         path: list[int] = []
-        seen: Counter[bytes] = Counter()
+        seen_inside: Counter[bytes] = Counter()  # of the string
+        seen_outside: Counter[bytes] = Counter()
         while not matcher.is_accepting():
             new = self._forced(matcher)
             if not new:
@@ -59,6 +61,7 @@ class Completer:
                 allowed = order[flags.astype(bool)]
                 if not len(allowed):
                     return None, len(path)
+                seen = seen_outside if place == _OUTSIDE else seen_inside
                 turn = 0
                 if not flags[: self._n_closing[place == _OUTSIDE]].any():
                     turn = seen[bits] % len(allowed)  # so that a repetition ends
@@ -69,6 +72,8 @@ class Completer:
             if len(path) > limit or matcher.is_error():
                 return None, len(path)
             place = place_after(place, b"".join(self.tokens[i] for i in new))
+            if place == _OUTSIDE:
+                seen_inside.clear()
         return path, len(path)
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
