@@ -154,11 +154,11 @@ def run(sources: list[ModelSource], test: Any, memory_bytes: int | None) -> Open
         settings = ModelSettings(batch_size=2, queue_size=9, memory_bytes=memory_bytes)
         models = ServedModels(sources, opener, settings)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(900):
                 await test(models)
         finally:
             models.stop()
-            models.join(60)
+            models.join(900)
 
     asyncio.run(main())
     return opener
