@@ -137,7 +137,7 @@ def test_more_requests_than_may_be_open_are_refused(loaded: LoadedModel) -> None
         status, body = await _call(service, b"", whole=True, path="/health")
         assert status == 200
         models.stop()
-        models.join(60)
+        models.join(900)
         service.close()
 
     asyncio.run(main())
@@ -181,7 +181,7 @@ def test_bodies_and_texts_have_a_deadline(loaded: LoadedModel) -> None:
         while models.n_running + models.n_waiting:
             await asyncio.sleep(0)
         models.stop()
-        models.join(60)
+        models.join(900)
         service.close()
 
     asyncio.run(main())

@@ -25,11 +25,11 @@ def run(model: Any, test: _Test, **sizes: int) -> None:
     async def main() -> None:
         engine = EngineThread(model, **{"batch_size": 1, "queue_size": 9} | sizes)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(900):
                 await test(engine)
         finally:
             engine.stop()
-            engine.join(30)
+            engine.join(900)
 
     asyncio.run(main())
 
@@ -112,7 +112,7 @@ def test_draining_keeps_what_has_started(
         engine.stop()
         with pytest.raises(HttpError):
             await read_on(job)
-        engine.join(30)
+        engine.join(900)
         assert engine.n_running + engine.n_waiting == 0
 
     run(loaded, test)

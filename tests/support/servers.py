@@ -46,7 +46,7 @@ class ServerProcess:
         """Return the official client, which does not try again."""
         import openai  # takes seconds: only where it is used
 
-        options = {"api_key": self.key, "max_retries": 0, "timeout": 60} | options
+        options = {"api_key": self.key, "max_retries": 0, "timeout": 900} | options
         client = openai.OpenAI(base_url=f"{self.url}/v1", **options)
         return self.connections.enter_context(client)
 
