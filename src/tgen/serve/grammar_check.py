@@ -39,7 +39,7 @@ class GrammarCheck:
 
     async def check(self, sampling: dict[str, Any]) -> None:
         """Raise UsageError if the constraint of a request's sampling fields is invalid or takes too
-        long, HttpError if others took the time. Cancelling it ends the compilation."""
+        long, HttpError if there was no time for it. Cancelling it ends the compilation."""
         kind = next((name for name in CONSTRAINTS if sampling.get(name)), None)
         if kind is None or not hasattr(os, "fork"):
             return
@@ -87,7 +87,7 @@ class GrammarCheck:
     async def _compile(self, kind: str, constraint: str) -> tuple[str, str] | None:
         """Return message and hint of a fault.
 
-        Raises HttpError if other grammars took the time, UsageError if the process did not answer.
+        Raises HttpError if there was no time for it, UsageError if the process did not answer.
         """
         process = await self._start()
         self._n += 1
@@ -103,7 +103,7 @@ class GrammarCheck:
         finally:
             del self._pending[number]
         if "late" in result:
-            raise busy("other schemas are being compiled", "overloaded")
+            raise busy("the server is too busy to compile the schema", "overloaded")
         if "died" in result:  # of memory, or by accident: not remembered
             raise UsageError(f"{kind}: takes too much memory to compile", _SIMPLIFY, field=kind)
         if "slow" in result:
