@@ -185,6 +185,21 @@ def test_document_that_declares_its_encoding_is_not_guessed(tmp_path):
     assert read.decode() == words.strip()
 
 
+def test_page_that_declares_no_encoding_is_decoded_or_noted(tmp_path):
+    words = "日本語のページです。文字コードはどこにも書いてありません。"
+    (tmp_path / "a.html").write_bytes(f"<p>{words}</p>".encode("shift_jis") * 9)
+    [read], notes = texts(tmp_path / "a.html")
+    assert read.decode().split() == [words] * 9
+    assert "1 text, cp932, as detected" in notes
+    (tmp_path / "a.html").write_bytes(f"<p>{words}</p>".encode("utf-16-le") * 9)
+    assert texts(tmp_path / "a.html")[0][0].decode().split() == [words] * 9
+    (tmp_path / "a.html").write_bytes("<p>Füße</p>".encode("cp1252"))
+    [read], [_, note] = texts(tmp_path / "a.html")
+    assert read.decode() == "Füße"
+    assert "is read as cp1252" in note
+    assert "--encoding NAME" in note
+
+
 def test_one_bad_byte_is_a_note_with_front_matter_too(tmp_path):
     for start in (b"", b"---\ntitle: a\n---\n"):
         (tmp_path / "a.md").write_bytes(start + b"words\r\n" * 500 + b"\xff\n")

@@ -101,6 +101,15 @@ def test_html_without_navigation_and_scripts(read):
     assert read("d.html", "<div><div>a</div><div>b</div></div><div>c</div>")[0] == "a\nb\n\nc"
 
 
+def test_html_without_marks_of_footnotes_and_page_numbers(read):
+    page = (
+        '<p><span class="pagenum"><a id="p3">[3]</a></span>One<a class="footnote-ref" href="#n">1'
+        '</a>, <a href="#x">2</a><p>two<sup><a href="#n">1</a></sup></p><aside><p><sup>'
+        '<a href="#m">1</a></sup> note <a href="#m" class="back">\u21a9\ufe0e</a></p></aside>'
+    )
+    assert read("a.html", page)[0] == "One, 2\n\ntwo\n\nnote"
+
+
 def test_pdf_joins_lines_and_removes_what_repeats(read):
     prose = [
         "ple text, well-known and as wide as others",
@@ -223,6 +232,8 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
     quote = "<blockquote>Other<blockquote>x</blockquote></blockquote>"
     page = f"<p>Own.</p><div>On 1 May, A wrote:</div>{quote}"
     assert read("c.eml", f"{head}Content-Type: text/html\n\n{page}")[0] == "Own."
+    page = '<p>Own.</p><div dir="ltr" class="gmail_signature"><div>A<br>B</div></div>'
+    assert read("e.eml", f"{head}Content-Type: text/html\n\n{page}")[0] == "Own."
     flowed = f"{head}Content-Type: text/plain; format=flowed\n\na \nb\n-- \nc"
     assert read("d.eml", flowed)[0] == "a b"
 
@@ -230,6 +241,10 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
 def test_subtitles_have_no_times_and_tags(read):
     assert read("a.srt", documents.SRT) == ("One\ntwo\nx", {})
     assert read("a.vtt", documents.VTT) == ("hello you\n& all", {})
+    joined = (
+        "1\n0:0:1.0 --> 0:0:2.0\n7\n2\n00:00:03,000 --> 00:00:04,000\nx\n00:05.0 --> 00:06.0\ny"
+    )
+    assert read("b.srt", joined) == ("7\nx\ny", {})
 
 
 def test_chats_have_one_line_per_message(read):
@@ -242,6 +257,23 @@ def test_chats_have_one_line_per_message(read):
     export = f'{{"about": "Here is the data you requested.", {chats}}}'
     assert read("result.json", export)[0] == text
     assert read("c.json", documents.DISCORD) == ("A: hi\nb: yo", {"notice": 1, "attachment": 1})
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "31.12.2023 klo 23.59 - ",
+        "31/12/23 11:59 p. m. - ",
+        "2023/12/31 \u4e0b\u534811:59 - ",
+        "2023. 12. 31. \uc624\ud6c4 11:59 - ",
+        "[31.12.2023 \u0433., 23:59:10] ",
+        "\u0661\u200f/\u0661/\u0662\u0663\u060c \u0661\u0661:\u0665\u0669 \u0645 - ",
+        "31.12.17, 23:59:10: ",
+    ],
+)
+def test_whatsapp_has_the_dates_of_many_languages(read, stamp):
+    chat = f"{stamp}encrypted\n{stamp}A: hi\nmore\n{stamp}B: yo\n"
+    assert read("a.txt", chat) == ("A: hi\nmore\nB: yo", {"notice": 1})
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ class _Opener:
                 f"{source.name} is not a document of a known format",
                 "remove --as document to read it as text",
             )
-        found = finish(self._find_encoding(source)) if self._decodes(kind) else None
+        found = finish(self._find_encoding(source)) if self._decodes(kind, head) else None
         if kind is not None and not (kind == "markdown" and found and found.share):
             return [(yield from self._read_document(source, kind, found))]
         if unpacked := (yield from self._unpack(source, name, head, bounds)):
@@ -329,14 +329,25 @@ class _Opener:
                     self._skip(archives.member_label(source.name, member), error)
         return opened or [Source(source.name, b"")]
 
-    def _decodes(self, kind: str | None) -> bool:
+    def _decodes(self, kind: str | None, head: bytes) -> bool:
         """Return whether a document does not declare its encoding, or the user's counts more."""
-        return kind in ANY_ENCODING or (kind == "html" and self._reading.encoding is not None)
+        if kind != "html" or self._reading.encoding is not None:
+            return kind in ANY_ENCODING or kind == "html"
+        from tgen.documents.html import declares_encoding
+
+        return not declares_encoding(head)
 
     def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Steps[Source]:
         """Return the texts of a document, which may have an encoding."""
         from tgen.documents.convert import convert_document
 
+        if found is not None and found.share and kind == "html":
+            guess = found.guess and f", perhaps {found.guess}"
+            self._report.unknown.append(
+                f"{source.name} is not UTF-8 and declares no encoding, so it is read as cp1252, as "
+                f"browsers do; if that is wrong, add --encoding NAME{guess}"
+            )
+            found = None
         encoding = None if found is None or found.is_plain else _with_mark(found)
         content: Path | files.RandomAccessFile | None = source.path
         if content is None:

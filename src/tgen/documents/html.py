@@ -27,6 +27,10 @@ _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param"),
     *("source", "track", "wbr"),
 }  # fmt: skip
+_SKIPPED_CLASSES = {"headerlink", "sdfootnotesym", "sdendnotesym", "pagenum", "pageno"}
+_SKIPPED_CLASSES |= {"gmail_signature", "moz-signature"}  # of mail
+_NOTE = re.compile(r"foot|note|fn", re.I)  # in the class of a link to a footnote or back
+_ARROW = re.compile(r"\s*[↩↑⤴^]\ufe0e?\s*")  # of a link back
 _MARK = re.compile(r"\s*[\[(]?(\d{1,4}|[a-z*†‡§¶]{1,3})[\])]?\s*")  # of a footnote
 _CHARSET = re.compile(
     rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
@@ -38,6 +42,11 @@ def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) 
     layout = Layout(left_out)
     add_page(decode_html(data, encoding), layout, left_out)
     yield layout.finish()
+
+
+def declares_encoding(head: bytes) -> bool:
+    """Return whether the beginning of a page names its encoding."""
+    return _CHARSET.search(head[:4096]) is not None
 
 
 def decode_html(data: bytes, encoding: str | None = None) -> str:
@@ -81,6 +90,8 @@ class _Parser(HTMLParser):
         self._in_list = 0
         self._divs: list[bool] = []  # that are open: whether each has several lines
         self._links_inside = False  # to a place in a page
+        self._link: tuple[int, int] | None = None  # its beginning
+        self._in_note = False  # this link is of a footnote
         self._mark: tuple[int, int] | None = None  # beginning of <sup>
         self._mark_links = False
 
@@ -111,6 +122,8 @@ class _Parser(HTMLParser):
         elif tag == "a":
             self._links_inside = "#" in attributes.get("href", "")
             self._mark_links |= self._links_inside
+            self._link = layout.position
+            self._in_note = _NOTE.search(attributes.get("class", "")) is not None
         elif tag == "sup":
             self._mark, self._mark_links = layout.position, self._links_inside
         elif tag == "li":
@@ -134,8 +147,11 @@ class _Parser(HTMLParser):
         elif tag in ("ul", "ol"):
             self._in_list = max(0, self._in_list - 1)
             layout.line() if self._in_list else layout.paragraph()
-        elif tag == "a":
-            self._links_inside = False
+        elif tag == "a" and self._link:
+            text = layout.cut(self._link) if self._links_inside else ""
+            if _ARROW.fullmatch(text) or (self._in_note and _MARK.fullmatch(text)):
+                layout.remove(self._link)
+            self._links_inside, self._link = False, None
         elif tag == "sup" and self._mark:
             if self._mark_links and _MARK.fullmatch(layout.cut(self._mark)):
                 layout.remove(self._mark)
@@ -165,7 +181,7 @@ class _Parser(HTMLParser):
             tag in _SKIPPED
             or (tag == "header" and not self._in_book and not self._n_articles)
             or not _SKIPPED_ROLES.isdisjoint(roles)
-            or attributes.get("class", "") in ("headerlink", "sdfootnotesym", "sdendnotesym")
+            or not _SKIPPED_CLASSES.isdisjoint(attributes.get("class", "").split())
             or (tag == "div" and attributes.get("title") in ("header", "footer"))  # LibreOffice
             or (tag in ("div", "span", "section", "aside") and "hidden" in attributes)
             or (tag in ("div", "span") and "display:none" in style)

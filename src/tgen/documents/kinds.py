@@ -29,10 +29,13 @@ _TELEGRAM = (
     rb'"type"\s*:\s*"(personal_chat|bot_chat|saved_messages|(private|public)_\w+)")'
 )
 _DISCORD = rb'\{\s*"guild"\s*:\s*\{'
-# A date, a time and the end of both: "[31.12.23, 23:59:10] " of iOS, "12/31/23, 11:59 PM - ".
+# A date, a time and the end of both: "[31.12.23, 23:59:10] " of iOS, "12/31/23, 11:59 PM - ". Short
+# words are before a time, such as "klo" and "下午", and after it, such as "p. m.", in any script.
 WHATSAPP_STAMP = (
-    r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\.?(,)?[  ](?:à |um |at )?"
-    r"\d{1,2}[:.]\d{2}([:.]\d{2})?(?:[ \u202f\xa0]?[apAP]\.?[ \xa0]?[mM]\.?)?(?(1)\] | - )"
+    r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}\u200f?[./-] ?\d{1,2}\u200f?[./-] ?\d{1,4}"
+    r"(?:\.| ?[^\W\d_]{1,2}\.)?([,،]\u200f?)?[ \u202f\xa0](?:[^\W\d_]{1,3}\.?[ \u202f\xa0]?)?"
+    r"\d{1,2}[:.]\d{2}([:.]\d{2})?(?:[ \u202f\xa0]?[^\W\d_]{1,2}\.?){0,2}"
+    r"(?(1)\] |(?: - |(?(2): |(?!))))"
 )
 
 
@@ -92,7 +95,8 @@ def _zip_kind(head: bytes) -> str | None:
 
 
 def _is_whatsapp(name: str, head: bytes) -> bool:
-    """Return whether the first line and two others, or all of fewer, have a time and a name."""
+    """Return whether the first line and two others, or all of fewer, have a time, and at least half
+    of such lines a name."""
     lines = head.decode("utf-8", "ignore").splitlines()
     first = re.match(WHATSAPP_STAMP, lines[0]) if lines else None
     is_named = "whatsapp" in name.lower() or name.endswith("_chat.txt")
@@ -101,4 +105,4 @@ def _is_whatsapp(name: str, head: bytes) -> bool:
         return False
     stamps = [match for line in lines if (match := re.match(WHATSAPP_STAMP, line))]
     named = [match for match in stamps if ": " in match.string[match.end() :][:80]]
-    return len(named) >= min(3, len(lines)) and len(named) * 2 >= len(stamps)
+    return len(stamps) >= min(3, len(lines)) and len(named) * 2 >= len(stamps)

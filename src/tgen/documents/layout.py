@@ -77,9 +77,12 @@ class Layout:
         return "".join(self._frames[-1].parts[position[1] :]) if self._is_open(position) else ""
 
     def remove(self, position: tuple[int, int]) -> None:
-        """Remove the text since `position`."""
-        if self._is_open(position):
-            del self._frames[-1].parts[position[1] :]
+        """Remove the text since `position`, but not the line breaks that it began with."""
+        frame = self._frames[-1]
+        removed = "".join(frame.parts[position[1] :]) if self._is_open(position) else ""
+        if removed:
+            frame.line_breaks = len(removed) - len(removed.lstrip("\n"))
+            del frame.parts[position[1] :]
 
     def _is_open(self, position: tuple[int, int]) -> bool:
         return len(self._frames) == position[0]

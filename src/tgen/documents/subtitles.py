@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-_TIME = r"(?:\d{1,3}:)?\d{1,2}:\d{2}[,.]\d{1,3}"
+_TIME = r"(?:\d{1,3}:)?\d{1,2}:\d{1,2}[,.]\d{1,3}"
 _CUE = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
+_BEGIN = re.compile(rf"(?:\A|\n)((?:\d+[ \t]*\n)?[ \t]*{_TIME}[ \t]*-->)")
 _WORD_TIME = re.compile(rf"<{_TIME}>")  # in the captions of YouTube, whose lines come several times
 _TAGS = re.compile(r"</?[a-zA-Z][^<>\n]*>|\{\\[^{}\n]*\}")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&lrm;": "", "&rlm;": ""}
@@ -16,7 +17,7 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
     is_vtt = text.startswith("WEBVTT")
     is_rolling = bool(_WORD_TIME.search(text))
     lines: list[str] = []
-    for block in re.split(r"\n\s*\n", text):
+    for block in re.split(r"\n\s*\n", _BEGIN.sub(r"\n\n\1", text)):
         block_lines = block.strip("\n").split("\n")
         cue = next((i for i, line in enumerate(block_lines[:2]) if _CUE.match(line)), None)
         if cue is None:
