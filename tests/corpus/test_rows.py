@@ -176,6 +176,11 @@ def test_all_bad_rows_are_counted_and_the_first_five_shown():
     [
         ({"prompt": "p", "chosen": "c", "rejected": "r"}, "--columns prompt,chosen"),
         ({"chosen": QA, "rejected": QA}, "--columns chosen"),
+        ({"prompt": "p", "chosen": QA, "rejected": QA}, "--columns chosen"),
+        (
+            {"conversations": QA[:1], "chosen": QA[1], "rejected": QA[1]},
+            "--columns conversations,chosen",
+        ),
         ({"messages": QA, "label": False}, "--columns messages"),
         ({"instruction": "a", "output": "b", "kto_tag": True}, "--columns instruction,output"),
     ],

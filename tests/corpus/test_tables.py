@@ -50,6 +50,7 @@ def test_dialect_is_recognized(delimiter, dialect, begin):
 def test_quotes_that_are_escaped_or_plain():
     escaped = '"id","text"\n"1","the \\"king\\", said"\n"2","a"\n'
     assert read(escaped)[2] == [{"text": 'the "king", said'}, {"text": "a"}]
+    assert read('text\r\n"a\r\nb"\r\n')[2] == [{"text": "a\nb"}]
     plain = 'id\ttext\n1\t"So," he said\n2\t"a\n'
     assert read(plain, "a.tsv")[2] == [{"text": '"So," he said'}, {"text": '"a'}]
 

@@ -254,8 +254,9 @@ def test_chats_have_one_line_per_message(read):
     text = "Bob: see x.y\nAnna: a\nb \ufffd"
     assert read("result.json", documents.TELEGRAM) == (text, {"notice": 1, "attachment": 1})
     chats = f'"chats": {{"list": [{documents.TELEGRAM}]}}'
-    export = f'{{"about": "Here is the data you requested.", {chats}}}'
-    assert read("result.json", export)[0] == text
+    left = chats.replace('"chats"', '"left_chats"')
+    export = f'{{"about": "Die \\"Daten\\".", {chats}, {left}}}'
+    assert read("result.json", export)[0] == f"{text}<|endoftext|>{text}"
     assert read("c.json", documents.DISCORD) == ("A: hi\nb: yo", {"notice": 1, "attachment": 1})
 
 

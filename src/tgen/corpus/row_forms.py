@@ -187,8 +187,7 @@ def map_columns(row: Any, columns: Sequence[str], left_out: LeftOut) -> Row:
         if name not in row:
             what = f"the row {_has_keys(row)}, not {name[:_SHOWN]!r}"
             raise CorpusError(what, "name columns that all rows have")
-    lists = [isinstance(row[name], list) for name in names]
-    if any(lists):
+    if any(isinstance(row[name], list) or is_message(row[name]) for name in names):
         roles = [*["user"] * (len(names) - 1), "assistant"]
         turns = [_turns(row[name], role) for name, role in zip(names, roles, strict=True)]
         return _conversation(list(chain.from_iterable(turns)), left_out)
@@ -275,8 +274,11 @@ def _get(row: Row, keys: Mapping[str, str], key: str) -> Any:
 
 def _check_preferences(row: Row, known: _Keys) -> None:
     keys = known.keys
-    prompt = next((keys[key] for key in ("prompt", "instruction", "question") if key in keys), "")
+    prompts = ("prompt", "instruction", "question", *MESSAGES)
+    prompt = next((keys[key] for key in prompts if key in keys), "")
     if known.preference is not None:
+        if _has_user(row[keys[known.preference[0]]]):
+            prompt = ""  # it is in the answers, too
         good, bad = (shown_key(keys[name]) for name in known.preference)
         raise PreferenceError(
             f"preference rows ({good} and {bad}), which tgen does not train on",
@@ -290,6 +292,12 @@ def _check_preferences(row: Row, known: _Keys) -> None:
             f"preference rows ({label}: true or false), which tgen does not train on",
             f"remove the rows with false, then train with --columns {columns}",
         )
+
+
+def _has_user(value: Any) -> bool:
+    """Return whether a value is messages with one of the user."""
+    messages = filter(is_message, value if isinstance(value, list) else ())
+    return any(_ROLES.get(str(m.get("role", m.get("from"))).lower()) == "user" for m in messages)
 
 
 def _note_unused(known: _Keys, left_out: LeftOut) -> None:
@@ -326,7 +334,9 @@ def _has_keys(row: Row) -> str:
 
 
 def _turns(value: Any, role: str) -> list[Any]:
-    """Return the messages of a value: a list of them, or the text of one."""
+    """Return the messages of a value: a list of them, one, or the text of one."""
+    if is_message(value):
+        return [value]
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 

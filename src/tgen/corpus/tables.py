@@ -104,7 +104,8 @@ def _read_csv(source: Source) -> Generator[NumberedRow]:
                     f"{source.name} has a row of more than {_MAX_RECORD:,} bytes", hint
                 )
             place[0] = start + len(line)
-            yield line.decode("utf-8-sig" if start == 0 else "utf-8").replace("\0", "")
+            text = line.decode("utf-8-sig" if start == 0 else "utf-8").replace("\0", "")
+            yield text.replace("\r\n", "\n")
 
     place = [0]
     reader = dialect.reader(lines())

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from tgen.documents.kinds import WHATSAPP_STAMP
@@ -41,8 +42,8 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
 def read_telegram(text: str, left_out: Counter[str]) -> Iterator[str]:
     """Yield each chat of an export, `name: message` per line."""
     export = _load(text)
-    chats = [export] if "messages" in export else export.get("chats", {}).get("list", [])
-    for chat in chats:
+    lists = [export.get(key, {}).get("list", []) for key in ("chats", "left_chats")]
+    for chat in [export] if "messages" in export else chain(*lists):
         lines = []
         for message in chat["messages"]:
             parts = message.get("text", "")

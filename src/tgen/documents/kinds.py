@@ -25,7 +25,9 @@ _FRONT_MATTER = rb"---[ \t]*\r?\n([ \t]*(#[^\n]*)?\n)*(---|[\w\"'][^\n]*:)"
 _HTML = rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)?<(!doctype\s+html|html[\s>])"
 _MAIL = rb"(From |(Received|Return-Path|From|Date|Subject|Message-ID|MIME-Version|Delivered-To): ?)"
 _TELEGRAM = (
-    rb'\{\s*("about"\s*:\s*"Here is the data you requested|("name"\s*:[^\n]*\s*)?'
+    rb'\{\s*("about"\s*:\s*"(?:[^"\\]|\\.)*",\s*"(personal_information|profile_pictures|stories|'
+    rb'contacts|frequent_contacts|(web_)?sessions|other_data|(left_)?chats)"\s*:|'
+    rb'("name"\s*:[^\n]*\s*)?'
     rb'"type"\s*:\s*"(personal_chat|bot_chat|saved_messages|(private|public)_\w+)")'
 )
 _DISCORD = rb'\{\s*"guild"\s*:\s*\{'
