@@ -345,7 +345,7 @@ class _Opener:
             guess = found.guess and f", perhaps {found.guess}"
             self._report.unknown.append(
                 f"{source.name} is not UTF-8 and declares no encoding, so it is read as cp1252, as "
-                f"browsers do; if that is wrong, add --encoding NAME{guess}"
+                f"browsers do; if that is wrong, save it as UTF-8, or add --encoding NAME{guess}"
             )
             found = None
         encoding = None if found is None or found.is_plain else _with_mark(found)
@@ -464,8 +464,7 @@ class _Opener:
             guess = encoding.guess and f", perhaps {encoding.guess}"
             self._report.unknown.append(
                 f"{encoding.share:.2%} of the bytes of {source.name} are not UTF-8 and stay as "
-                f"they are; if they are text in another encoding, save it as UTF-8 or add "
-                f"--encoding NAME{guess}"
+                f"they are; if they are text, save it as UTF-8, or add --encoding NAME{guess}"
             )
 
 

@@ -172,7 +172,7 @@ def _decode(data: bytes, encoding: str | None) -> str:
     try:
         text = data.decode(encoding or "utf-8").removeprefix("\ufeff")
     except (LookupError, ValueError):
-        hint = "pass its encoding, for example --encoding cp1252"
+        hint = "save it as UTF-8, or add --encoding NAME, for example cp1252"
         raise CorpusError(f"is not {encoding or 'UTF-8'}", hint) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
