@@ -60,13 +60,6 @@ class _Part(NamedTuple):
 _Conjunction = list[_Part]
 
 
-class _Names(NamedTuple):
-    """The properties of a closed object."""
-
-    names: list[str]
-    patterns: list[str]
-
-
 def translate(schema: Any, *, closed: bool = True) -> Translation:
     """Translate a schema; not `closed`: objects stay open.
 
@@ -120,8 +113,8 @@ class _Translator:
             str, tuple[str, str]
         ] = {}  # by definition: path and text of the first
         self._names: dict[tuple[int, bool], str] = {}
-        self._kept: list[Any] = []  # schemas in `_seen`, since an id may be used again
-        self._seen: dict[tuple[int, bool], Any] = {}  # translations by the id of the schema
+        # Schemas, whose ids must not be used again, and their translations.
+        self._seen: dict[tuple[int, bool], tuple[Any, Any]] = {}
         self._merged: dict[tuple[int, ...], Any] = {}  # by the ids of their parts
         self._resolve, self._steps = References(root).resolve, 0
         self._depth = 0  # of properties by which alternatives are told apart
@@ -129,18 +122,16 @@ class _Translator:
     def schema(self, schema: Any, path: str, *, closed: bool = True) -> Any:
         """Return a schema for llguidance; not `closed`: for a part of a merged value, which gets
         its limits elsewhere."""
-        if isinstance(schema, bool):
-            return self.definition(schema, path, closed=closed)
         key = id(schema), closed
-        if key not in self._seen:
-            self._kept.append(schema)
-            self._seen[key] = {"properties": {}}  # so that a schema within itself is a reference
-            self._seen[key] = self.definition(schema, path, closed=closed)
-            return self._seen[key]
-        known = self._seen[key]
-        if isinstance(known, dict) and any(isinstance(v, (dict, list)) for v in known.values()):
-            return self._define(_Part({"$ref": path}, path, schema), closed=closed)
-        return known
+        if key in self._seen:
+            known = self._seen[key][1]
+            if isinstance(known, dict) and any(isinstance(v, (dict, list)) for v in known.values()):
+                return self._define(_Part({"$ref": path}, path, schema), closed=closed)
+            return known
+        self._seen[key] = schema, {"": []}  # so that a schema within itself becomes a reference
+        result = self.definition(schema, path, closed=closed)
+        self._seen[key] = schema, result
+        return result
 
     def definition(self, schema: Any, path: str, *, closed: bool) -> Any:
         merged = [self._merge(one, closed=closed) for one in self._alternatives(schema, path)]
@@ -263,14 +254,7 @@ class _Translator:
         if types != {"object"}:
             return False
         for name in {name for part in both for name in part.keywords.get("required", ())}:
-            found = [
-                part.keywords.get("properties", {}).get(name)
-                if name in part.keywords.get("properties", {})
-                else part.keywords.get("additionalProperties", True)
-                if "patternProperties" not in part.keywords
-                else True
-                for part in both
-            ]
+            found = [_property(part.keywords, name) for part in both]
             if False in found:
                 return True
             schemas = [one for one in found if one is not True]
@@ -373,17 +357,18 @@ class _Translator:
             limits["maxItems"] = max(MAX_ITEMS, *(k.get("minItems", 0) for k in keywords), 0)
         if "array" in types and single and "items" not in given:
             limits["items"] = self._any()
-        named = _closed_names(keywords) if self._closed else None
-        if "object" in types and named is not None:
+        names = _closed_names(keywords) if self._closed else None
+        if "object" in types and names is not None:
             declared = {name for one in keywords for name in one.get("properties", ())}
             more: dict[str, Any] = {
                 name: True if name in declared else self._any()
-                for name in named.names
+                for name in names
                 if not single or name not in declared
             }
             limits["properties"] = more | limits.get("properties", {})
-            if not single and named.patterns:
-                limits["patternProperties"] = dict.fromkeys(named.patterns, True)
+            patterns = [name for one in keywords for name in one.get("patternProperties", ())]
+            if not single and patterns:
+                limits["patternProperties"] = dict.fromkeys(patterns, True)
             limits["additionalProperties"] = False
         elif "object" in types and single and "additionalProperties" not in given:
             limits["additionalProperties"] = self._any()
@@ -417,6 +402,12 @@ def _place(part: _Part) -> str:
     """Return the path of the schema that a reference refers to."""
     ref = str(part.keywords["$ref"])
     return ref[1:].strip("/").replace("/", ".") if ref.startswith("#") else ref
+
+
+def _property(keywords: dict[str, Any], name: str) -> Any:
+    """Return the schema of a property; True if patterns of names may decide about it."""
+    others = "patternProperties" in keywords or keywords.get("additionalProperties", True)
+    return keywords.get("properties", {}).get(name, others)
 
 
 def _positions(keywords: dict[str, Any], *, prefixed: bool) -> set[tuple[str, str]]:
@@ -508,18 +499,18 @@ def _check_names(conjunction: _Conjunction) -> None:
             )
 
 
-def _closed_names(keywords: Sequence[dict[str, Any]]) -> _Names | None:
+def _closed_names(keywords: Sequence[dict[str, Any]]) -> Iterable[str] | None:
     """Return the properties of an object that is closed by default; None for an open one."""
     if any(key in one for one in keywords for key in ("additionalProperties", "const", "enum")):
         return None
     properties = [one["properties"] for one in keywords if "properties" in one]
-    patterns = [pattern for one in keywords for pattern in one.get("patternProperties", ())]
+    has_patterns = any(one.get("patternProperties") for one in keywords)
     # Properties that are only forbidden come from `not` and the like.
     declares = any(not one or any(v is not False for v in one.values()) for one in properties)
-    if not declares and not patterns:
+    if not declares and not has_patterns:
         return None
     names = [name for one in properties for name, value in one.items() if value is not False]
     names += [name for one in keywords for name in one.get("required", ())]
-    names = list(dict.fromkeys(names))
+    unique = dict.fromkeys(names)
     fewest = max(one.get("minProperties", 0) for one in keywords)
-    return _Names(names, patterns) if patterns or fewest <= len(names) else None
+    return unique if has_patterns or fewest <= len(unique) else None
