@@ -8,11 +8,12 @@ A schema becomes a union of conjunctions of simple schemas: `anyOf` and `oneOf` 
 `allOf` and `$ref`, so that a merged object is closed as a whole.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from tgen.generation.schema_keywords import (
@@ -154,33 +155,30 @@ class _Translator:
         self.lacks_texts |= any(key in schema for key in ("not", "if", "contains"))
         self.result.notes += [note for note in notes if note not in self.result.notes]
         own = {key: value for key, value in core.items() if key not in COMBINED}
-        result: list[_Conjunction] = [[_Part(own, path)] if own else []]
+        factors: list[list[_Conjunction]] = [[[_Part(own, path)]]] if own else []
         for key, value in core.items():
             where = join(path, key)
             if key == "$ref":
-                reference = _Part({"$ref": value}, path, self._resolve(schema, path))
-                result = self._product(result, [[reference]], path)
-            elif key == "allOf":
-                for i, one in enumerate(value):
-                    more = self._alternatives(one, f"{where}[{i}]", chain)
-                    result = self._product(result, more, path)
-            elif key in ("anyOf", "oneOf"):
+                factors.append([[_Part({"$ref": value}, path, self._resolve(schema, path))]])
+            elif key in COMBINED:
                 options = [
                     self._alternatives(one, f"{where}[{i}]", chain) for i, one in enumerate(value)
                 ]
                 if key == "oneOf":
                     options = self._separate(value, options, where)
-                result = self._product(result, [one for option in options for one in option], path)
+                factors += options if key == "allOf" else [[*itertools.chain(*options)]]
+        result = self._product(factors, path)
         if len(result) == 1 and len(result[0]) == 1:
             return result
-        return [whole for one in result for whole in self._replace(one, chain)]
+        return [whole for one in result for whole in self._replace(one, path, chain)]
 
-    def _product(
-        self, left: list[_Conjunction], right: list[_Conjunction], path: str
-    ) -> list[_Conjunction]:
-        n = len(left) * len(right)
-        self._count(n if n <= _MAX_ALTERNATIVES else _MAX_STEPS, path)
-        return [one + two for one, two in product(left, right)]
+    def _product(self, factors: Sequence[list[_Conjunction]], path: str) -> list[_Conjunction]:
+        result: list[_Conjunction] = [[]]
+        for factor in factors:
+            n = len(result) * len(factor)
+            self._count(n if n <= _MAX_ALTERNATIVES else _MAX_STEPS, path)
+            result = [one + two for one, two in product(result, factor)]
+        return result
 
     def _count(self, steps: int, path: str) -> None:
         self._steps += steps
@@ -188,30 +186,25 @@ class _Translator:
             message = "too many combinations of alternatives"
             raise SchemaError(path, message, "use fewer anyOf, oneOf, not, if and dependencies")
 
-    def _replace(self, conjunction: _Conjunction, chain: Sequence[int]) -> list[_Conjunction]:
-        """Replace references by what they refer to, unless the conjunction is one reference."""
-        if len(conjunction) == 1 or all(part.target is None for part in conjunction):
+    def _replace(
+        self, conjunction: _Conjunction, path: str, chain: Sequence[int], *, alone: bool = False
+    ) -> list[_Conjunction]:
+        """Replace references by what they refer to, but one that is `alone` only if asked."""
+        if len(conjunction) == 1 and not alone:
             return [conjunction] if _types(conjunction) else []
-        result: list[_Conjunction] = [[]]
-        for part in conjunction:
-            more = (
-                [[part]] if part.target is None else self._expand(part.target, _place(part), chain)
-            )
-            result = self._product(result, more, part.path)
-        return [whole for whole in result if _types(whole)]
+        factors = [
+            [[part]] if part.target is None else self._expand(part.target, _place(part), chain)
+            for part in conjunction
+        ]
+        return [whole for whole in self._product(factors, path) if _types(whole)]
 
     def _expand(self, schema: Any, path: str, chain: Sequence[int] = ()) -> list[_Conjunction]:
         """Return the alternatives of a schema without references."""
         if id(schema) in chain:  # a value that must satisfy itself: nothing more
             return [[]]
-        inner = (*chain, id(schema))
-        result = []
-        for one in self._alternatives(schema, path, inner):
-            if len(one) == 1 and one[0].target is not None:
-                result += self._expand(one[0].target, _place(one[0]), inner)
-            else:
-                result.append(one)
-        return result
+        chain = (*chain, id(schema))
+        found = self._alternatives(schema, path, chain)
+        return [whole for one in found for whole in self._replace(one, path, chain, alone=True)]
 
     def _separate(
         self, schemas: Sequence[Any], options: list[list[_Conjunction]], path: str
@@ -235,8 +228,8 @@ class _Translator:
                     hint = "use anyOf, or require a property with another const in each"
                     raise SchemaError(path, message, hint) from None
                 without = self._alternatives(negation, path)
-                whole = self._product(options[mine], without, path)
-                options[mine] = [c for one in whole for c in self._replace(one, ())]
+                whole = self._product([options[mine], without], path)
+                options[mine] = [c for one in whole for c in self._replace(one, path, ())]
         return options
 
     def _disjoint(self, one: _Conjunction, two: _Conjunction) -> bool:
@@ -278,7 +271,7 @@ class _Translator:
             return self._define(conjunction[0], closed=closed)
         prefixed = any("prefixItems" in part.keywords for part in conjunction)
         positions = [_positions(part.keywords, prefixed=prefixed) for part in conjunction]
-        counts = Counter(chain(*positions))
+        counts = Counter(itertools.chain(*positions))
         shared = {position for position, n in counts.items() if n > 1}
         if any({"properties", "patternProperties"} <= part.keywords.keys() for part in conjunction):
             shared.add(("patternProperties", ""))  # llguidance merges what matches both
