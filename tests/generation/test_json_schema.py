@@ -240,6 +240,10 @@ def test_unknown_formats_and_schemas_without_keywords_give_notes():
         ({"enum": [2**53, 2**53 + 1]}, "enum: 9007199254740993 cannot be generated exactly"),
         ({"type": "integer", "const": 10**20}, "const: a number is beyond"),
         ({"type": "number", "minimum": 10**400}, "minimum: a number is above 9e+18"),
+        (
+            {"allOf": [{"properties": {"a": None}}] * 2},
+            "properties.a.allOf[0]: not an object, true",
+        ),
         ({"items": {"const": [{"a": float("inf")}]}}, "items.const: a number is not finite"),
         ({"oneOf": [{"minimum": i, "maximum": i} for i in range(500)]}, "combinations"),
         ({"anyOf": [{"dependentRequired": {str(i): ["z"] for i in range(20)}}]}, "combinations"),

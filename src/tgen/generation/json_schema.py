@@ -59,6 +59,8 @@ class _Part(NamedTuple):
 
 
 _Conjunction = list[_Part]
+# A keyword, and the place in the value: schemas for it are united; llguidance merges the others.
+_Position = tuple[str, str] | tuple[str]
 
 
 def translate(schema: Any, *, closed: bool = True) -> Translation:
@@ -274,7 +276,7 @@ class _Translator:
         counts = Counter(itertools.chain(*positions))
         shared = {position for position, n in counts.items() if n > 1}
         if any({"properties", "patternProperties"} <= part.keywords.keys() for part in conjunction):
-            shared.add(("patternProperties", ""))  # llguidance merges what matches both
+            shared.add(("patternProperties",))  # llguidance merges what matches both
         parts = [self._emit(part, shared, closed=closed) for part in conjunction]
         limits = self._unite(conjunction, shared, closed=closed)
         _check_names(conjunction)
@@ -285,24 +287,16 @@ class _Translator:
         properties = parts[0].get("properties", {}) | limits.pop("properties", {})
         return parts[0] | limits | ({"properties": properties} if properties else {})
 
-    def _emit(self, part: _Part, shared: set[tuple[str, str]], *, closed: bool) -> dict[str, Any]:
+    def _emit(self, part: _Part, shared: set[_Position], *, closed: bool) -> dict[str, Any]:
         """Return the keywords of a part, without the schemas that `_unite` returns."""
         result: dict[str, Any] = {}
         for key, value in part.keywords.items():
-            path, whole = join(part.path, key), closed and (key, "") not in shared
-            if key == "properties":
+            path, whole = join(part.path, key), closed and (key,) not in shared
+            if key in ("properties", "patternProperties"):
                 result[key] = {
-                    name: True
-                    if (key, name) in shared
-                    else self.schema(one, f"{path}.{name}", closed=closed)
+                    name: (key, name) in shared or self.schema(one, f"{path}.{name}", closed=whole)
                     for name, one in value.items()
                 }
-            elif key == "patternProperties":
-                result[key] = {
-                    pattern: self.schema(one, f"{path}.{pattern}", closed=whole)
-                    for pattern, one in value.items()
-                }
-                self.result.patterns |= {pattern: f"{path}.{pattern}" for pattern in value}
             elif key == "prefixItems":
                 result[key] = [
                     self.schema(one, f"{path}[{i}]", closed=whole) for i, one in enumerate(value)
@@ -311,26 +305,28 @@ class _Translator:
                 result[key] = (key, _ALL) in shared or self.schema(value, path, closed=whole)
             else:
                 result[key] = value
+            if key == "patternProperties":
+                self.result.patterns |= {pattern: f"{path}.{pattern}" for pattern in value}
             if key == "pattern":
                 self.result.patterns[value] = path
         return result
 
     def _unite(
-        self, conjunction: _Conjunction, shared: set[tuple[str, str]], *, closed: bool
+        self, conjunction: _Conjunction, shared: set[_Position], *, closed: bool
     ) -> dict[str, Any]:
         """Return the schemas of places for which several parts have some."""
         result: dict[str, Any] = {}
-        for key, name in sorted(shared):
-            if not name and key != "properties":
-                continue
-            found = [(part.path, part.keywords.get(key)) for part in conjunction]
+        for key, name in sorted(one for one in shared if len(one) == 2):
+            found = [
+                (join(part.path, key), part.keywords[key])
+                for part in conjunction
+                if key in part.keywords
+            ]
             if key == "properties":
-                found = [(f"{path}.{key}", (one or {}).get(name)) for path, one in found]
-            found = [(path, one) for path, one in found if one is not None]
+                found = [(f"{path}.{name}", one[name]) for path, one in found if name in one]
             schemas = [one for _, one in found]
             whole = self._merged.setdefault(tuple(map(id, schemas)), {"allOf": schemas})
-            path = join(found[0][0], name if key == "properties" else key).lstrip(".")
-            merged = self.schema(whole, path, closed=closed)
+            merged = self.schema(whole, found[0][0], closed=closed)
             if key == "properties":
                 result.setdefault(key, {})[name] = merged
             else:
@@ -403,13 +399,13 @@ def _property(keywords: dict[str, Any], name: str) -> Any:
     return keywords.get("properties", {}).get(name, others)
 
 
-def _positions(keywords: dict[str, Any], *, prefixed: bool) -> set[tuple[str, str]]:
+def _positions(keywords: dict[str, Any], *, prefixed: bool) -> set[_Position]:
     """Return the places in a value for which keywords have schemas."""
-    result = {("properties", name) for name in keywords.get("properties", ())}
+    result: set[_Position] = {("properties", name) for name in keywords.get("properties", ())}
     if "items" in keywords or "prefixItems" in keywords:
-        result |= {("items", ""), ("prefixItems", "")} if prefixed else {("items", _ALL)}
+        result |= {("items",), ("prefixItems",)} if prefixed else {("items", _ALL)}
     if "additionalProperties" in keywords or "patternProperties" in keywords:
-        result |= {("additionalProperties", ""), ("patternProperties", "")}
+        result |= {("additionalProperties",), ("patternProperties",)}
     return result
 
 
