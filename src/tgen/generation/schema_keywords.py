@@ -113,34 +113,26 @@ def simplify(schema: Any, path: str, resolve: Resolver) -> tuple[dict[str, Any],
 
 def _check(key: str, value: Any, path: str) -> Any:
     """Return a keyword's value, whole numbers as int; raise SchemaError for one of a wrong type."""
-    expected = ""
-    if key in COUNTS or key in ("minContains", "maxContains"):
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        whole = type(value) is int and 0 <= value < 2**53
-        expected = "" if whole else "a whole number from 0 to 2^53 - 1"
-    elif key in _LISTS:
-        lists = isinstance(value, list)
-        if key == "required" and lists:
-            lists = all(isinstance(name, str) for name in value)
-        expected = "" if lists else "a list"
-    elif key in _OBJECTS:
-        expected = "" if isinstance(value, dict) else "an object"
-    elif key in _NUMBERS:
-        flag = type(value) is bool  # of draft 4, for exclusive limits
-        number = flag or isinstance(value, int)
-        number = number or (isinstance(value, float) and math.isfinite(value))
-        number = number and not (flag and not key.startswith("exclusive"))
-        expected = "" if number else "a number"
-    elif key in ("pattern", "format"):
-        expected = "" if isinstance(value, str) else "a string"
-    elif key == "type":
-        types = value if isinstance(value, list) else [value]
-        known = all(isinstance(one, str) and one in (*TYPES, "integer") for one in types)
-        expected = "" if known else "names of types"
-    if expected:
-        message = f"invalid value {json.dumps(value)[:60]}, expected {expected}"
-        raise SchemaError(join(path, key), message)
+    counts = (*COUNTS, "minContains", "maxContains")
+    if key in counts and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    listed = isinstance(value, list)
+    elements = value if listed else [value]
+    number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, bool):  # draft 4
+        number = key in ("exclusiveMinimum", "exclusiveMaximum")
+    for keys, is_valid, expected in (
+        (counts, type(value) is int and 0 <= value < 2**53, "a whole number from 0 to 2^53 - 1"),
+        (_LISTS, listed, "a list"),
+        (("required",), all(isinstance(one, str) for one in elements), "a list of names"),
+        (_OBJECTS, isinstance(value, dict), "an object"),
+        (_NUMBERS, number, "a number"),
+        (("pattern", "format"), isinstance(value, str), "a string"),
+        (("type",), all(one in (*TYPES, "integer") for one in elements), "names of types"),
+    ):
+        if key in keys and not is_valid:
+            message = f"invalid value {json.dumps(value)[:60]}, expected {expected}"
+            raise SchemaError(join(path, key), message)
     numbers = [*_numbers(value)] if key in ("const", "enum") else []
     if not all(map(math.isfinite, (one for one in numbers if isinstance(one, float)))):
         raise SchemaError(join(path, key), "a number is not finite", "use numbers below 1.8e308")
