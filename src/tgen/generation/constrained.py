@@ -424,13 +424,11 @@ def _to_llguidance(kind: str, value: Any, missing_characters: str) -> str:
         return "start: CHOICE\nCHOICE: " + " | ".join(texts)
     if kind == "grammar":
         return LLMatcher.grammar_from_lark(value)
-    if kind == "regex":
-        grammar: str = LLMatcher.grammar_from_regex(_ascii_classes(value))
-        if missing_characters:  # a text that needs one of them would get stuck before it
-            pattern = json.loads(grammar)["grammars"][0]["lark_grammar"].removeprefix("start: ")
-            grammar = f"start: TEXT\nTEXT: {pattern} & ~/(?s:.*){missing_characters}(?s:.*)/"
-        return grammar
-    raise ValueError(f"no grammar of {kind}")
+    grammar: str = LLMatcher.grammar_from_regex(_ascii_classes(value))
+    if missing_characters:  # a text that needs one of them would get stuck before it
+        pattern = json.loads(grammar)["grammars"][0]["lark_grammar"].removeprefix("start: ")
+        grammar = f"start: TEXT\nTEXT: {pattern} & ~/(?s:.*){missing_characters}(?s:.*)/"
+    return grammar
 
 
 def _ascii_classes(regex: str) -> str:

@@ -18,7 +18,7 @@ COUNTS = frozenset(
 )
 COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
 _LISTS = frozenset(("required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"))
-_OBJECTS = frozenset(
+OBJECTS = frozenset(
     (
         *("properties", "patternProperties", "dependencies"),
         *("dependentRequired", "dependentSchemas"),
@@ -76,7 +76,7 @@ def join(path: str, key: str) -> str:
 
 def is_known(schema: Mapping[str, Any]) -> bool:
     """Return whether a schema has any keyword of JSON Schema."""
-    rewritten = {"not", "if", "contains", *_WITHOUT, *_OBJECTS}
+    rewritten = {"not", "if", "contains", *_WITHOUT, *OBJECTS}
     return any(key in PLAIN or key in rewritten or key in _ANNOTATIONS for key in schema)
 
 
@@ -125,7 +125,7 @@ def _check(key: str, value: Any, path: str) -> Any:
         (counts, type(value) is int and 0 <= value < 2**53, "a whole number from 0 to 2^53 - 1"),
         (_LISTS, listed, "a list"),
         (("required",), all(isinstance(one, str) for one in elements), "a list of names"),
-        (_OBJECTS, isinstance(value, dict), "an object"),
+        (OBJECTS, isinstance(value, dict), "an object"),
         (_NUMBERS, number, "a number"),
         (("pattern", "format"), isinstance(value, str), "a string"),
         (("type",), all(one in (*TYPES, "integer") for one in elements), "names of types"),
@@ -289,7 +289,7 @@ def _negations(
         yield from (negate(one, where, resolve, depth + 1) for one in value)
     elif key == "$ref":
         yield negate(resolve(schema, path), path, resolve, depth + 1)
-    elif key in PLAIN or key in _OBJECTS or key in ("if", "contains", *_WITHOUT):
+    elif key in PLAIN or key in OBJECTS or key in ("if", "contains", *_WITHOUT):
         raise SchemaError(path, f"the negation of {key} is not supported", _WITHOUT["not"])
 
 

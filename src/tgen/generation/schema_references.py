@@ -4,7 +4,7 @@ import json
 from typing import Any
 from urllib.parse import unquote, urljoin
 
-from tgen.generation.schema_keywords import SchemaError
+from tgen.generation.schema_keywords import OBJECTS, SchemaError
 
 _SCHEMAS = frozenset(  # keywords with a schema or a list of schemas
     (
@@ -13,12 +13,7 @@ _SCHEMAS = frozenset(  # keywords with a schema or a list of schemas
         *("unevaluatedProperties", "propertyNames", "contentSchema"),
     )
 )
-_MAPS = frozenset(  # keywords with schemas by name
-    (
-        *("$defs", "definitions", "properties", "patternProperties"),
-        *("dependentSchemas", "dependencies"),
-    )
-)
+_MAPS = OBJECTS | {"$defs", "definitions"}  # keywords with schemas by name
 
 
 class References:

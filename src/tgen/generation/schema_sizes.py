@@ -8,10 +8,7 @@ from typing import Any
 
 def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
     """Return the values that a schema lists, if it does."""
-    if "const" in schema:
-        return [schema["const"]]
-    values: list[Any] | None = schema.get("enum")
-    return values
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def without(schema: Any, dead: set[str]) -> Any:

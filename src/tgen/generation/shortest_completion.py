@@ -28,17 +28,16 @@ class Completer:
 
     def __init__(self, tokens: Sequence[bytes], tokenizer: LLTokenizer) -> None:
         self.tokens, self._tokenizer = tokens, tokenizer
-        single = {token: i for i, token in reversed([*enumerate(tokens)]) if len(token) == 1}
+        single = {token[0]: i for i, token in reversed([*enumerate(tokens)]) if len(token) == 1}
         closing = sorted(
             (i for i, token in enumerate(tokens) if token and _CLOSING.issuperset(token)),
             key=lambda i: (tokens[i][:1] == b'"', -len(tokens[i])),
         )
         quotes = [i for i in closing if tokens[i][:1] == b'"']
-        rest = [bytes([byte]) for byte in range(256)]
-        values = [single[one] for one in (*_split(_IN_VALUE), *rest) if one in single]
-        texts = [single[one] for one in (*_split(_IN_STRING), *rest) if one in single]
+        values = [single[byte] for byte in (*_IN_VALUE, *range(256)) if byte in single]
+        texts = [single[byte] for byte in (*_IN_STRING, *range(256)) if byte in single]
         ends = closing[: len(closing) - len(quotes)]
-        ends += [single[b","]] if b"," in single else []  # of a number
+        ends += [single[byte] for byte in b"," if byte in single]  # of a number
         self._outside = np.array([*ends, *values[:10], *quotes, *values[10:]], np.int64)
         self._inside = np.array([*quotes, *texts], np.int64)
         self._n_closing = {True: len(ends), False: len(quotes)}
@@ -93,10 +92,6 @@ def place_after(place: int, text: bytes) -> int:
         elif byte == ord('"'):
             place = _INSIDE
     return place
-
-
-def _split(text: bytes) -> list[bytes]:
-    return [bytes([byte]) for byte in text]
 
 
 class CompletionGuard:
