@@ -56,6 +56,20 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
     assert left_out == {"table without text": 1, "picture": 1}
 
 
+def test_docx_keeps_brackets_and_signs_of_equations(read):
+    run = "<m:r><m:t>{}</m:t></m:r>"
+    inside = f"<m:e>{run.format('x')}</m:e>"
+    call = f"{run.format('f')}<m:d><m:dPr/>{inside}</m:d>"
+    size = f'<m:d><m:dPr><m:begChr m:val="|"/><m:endChr m:val="|"/></m:dPr>{inside}</m:d>'
+    part = f"<m:f><m:num>{run.format('a')}</m:num><m:den>{run.format('b')}</m:den></m:f>"
+    sums = "".join(
+        f"<m:nary><m:naryPr>{sign}</m:naryPr>{inside}</m:nary>"
+        for sign in ('<m:chr m:val="\u2211"/>', "")
+    )
+    equation = f"<m:oMath>{call}{size}{part}{sums}</m:oMath>"
+    assert read("a.docx", make_docx(f"<w:p>{equation}</w:p>"))[0] == "f(x)|x|a/b\u2211x\u222bx"
+
+
 def test_odt_keeps_paragraphs_lines_lists_tables_and_notes(read):
     cell = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
     row = f"<table:table-row>{cell.format('a')}{cell.format('b')}</table:table-row>"

@@ -57,6 +57,8 @@ def _read_body(
     notes: dict[tuple[str, str], str],
 ) -> None:
     fields: list[bool] = []  # that are open: whether each is a table of contents
+    brackets: list[dict[str, str]] = []  # of the open parts of equations
+    sign = ""  # of a sum or an integral
     in_text = in_instruction = in_list = was_list = in_contents = False
     for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
         if kind == "text":
@@ -76,6 +78,14 @@ def _read_body(
                     layout.join_items()
             elif name in ("t", "instrText"):
                 in_text, in_instruction = name == "t", name == "instrText"
+            elif name == "dPr":
+                brackets.append({"begChr": "(", "endChr": ")"})
+            elif name in ("begChr", "endChr") and brackets:
+                brackets[-1][name] = attributes.get("val", "")
+            elif name in ("naryPr", "chr"):
+                sign = attributes.get("val", "\u222b")
+            elif name == "den":
+                layout.add("/")
             elif name in _CHARACTERS and not any(fields):
                 layout.add(_CHARACTERS[name])
             elif name in ("br", "cr"):
@@ -99,6 +109,12 @@ def _read_body(
                 layout.begin(_TABLE_PARTS[name])
         elif name in ("t", "instrText"):
             in_text = in_instruction = False
+        elif name == "dPr":
+            layout.add(brackets[-1]["begChr"])
+        elif name == "d" and brackets:
+            layout.add(brackets.pop()["endChr"])
+        elif name == "naryPr":
+            layout.add(sign)
         elif name == "txbxContent":
             layout.end_aside()
         elif name == "p":
