@@ -288,7 +288,8 @@ def test_chats_have_one_line_per_message(read):
 )
 def test_whatsapp_has_the_dates_of_many_languages(read, stamp):
     chat = f"{stamp}encrypted\n{stamp}A: hi\nmore\n{stamp}B: yo\n"
-    assert read("a.txt", chat) == ("A: hi\nmore\nB: yo", {"notice": 1})
+    name = "_chat.txt" if stamp.endswith(": ") else "a.txt"
+    assert read(name, chat) == ("A: hi\nmore\nB: yo", {"notice": 1})
 
 
 @pytest.mark.parametrize(
@@ -296,6 +297,7 @@ def test_whatsapp_has_the_dates_of_many_languages(read, stamp):
     [
         ("a.txt", b"[2024-01-01 12:00:00] INFO: x: y\n" * 9),
         ("a.txt", b"12/31/2023 23:59:59 - INFO: x\n" * 9),
+        ("a.txt", b"12.31.2023, 23:59: Meeting: x\n" * 9),
         ("a.txt", b"<!DOCTYPE html><html>"),
         ("a.json", b'{"messages": [{"role": "user", "content": "x"}]}'),
         ("a.json", b'[{"name": "x", "type": "y"}]'),

@@ -102,8 +102,9 @@ def _is_whatsapp(name: str, head: bytes) -> bool:
     lines = head.decode("utf-8", "ignore").splitlines()
     first = re.match(WHATSAPP_STAMP, lines[0]) if lines else None
     is_named = "whatsapp" in name.lower() or name.endswith("_chat.txt")
-    # Lines of a log have no comma after the date, and seconds.
-    if not first or not (is_named or first[2] or (not first[3] and not first[1])):
+    # Lines of a log have no comma after the date, and seconds. Those of a diary may end in a colon.
+    is_chat = first and not first[0].endswith(": ") and (first[2] or not (first[3] or first[1]))
+    if not first or not (is_named or is_chat):
         return False
     stamps = [match for line in lines if (match := re.match(WHATSAPP_STAMP, line))]
     named = [match for match in stamps if ": " in match.string[match.end() :][:80]]
