@@ -15,7 +15,7 @@ from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import MeasuredStep
 from tgen.planning.memory import rank_memory
-from tgen.planning.model_size import PlanInputs, choose_tokenizer
+from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan, make_plan
 from tgen.runs.overrides import parse_overrides
 
@@ -342,14 +342,6 @@ def test_memory_estimate_matches_what_a_step_stores(family):
     train = ResolvedTrainConfig(batch_size=8, dropout=0.1)
     estimate = rank_memory(model, train, context=64, n_ranks=1, parallel="ddp", on_gpu=False)
     assert 0.5 * estimate.total < sum(stored.values()) < estimate.total
-
-
-def test_vocabulary_grows_with_the_corpus_and_its_alphabet():
-    assert choose_tokenizer(5_000, 60)[:2] == ("char", None)
-    sizes = [choose_tokenizer(n, 60)[1] or 0 for n in (300_000, 10**6, 10**8, 10**10)]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1]
-    assert (choose_tokenizer(10**6, 4000)[1] or 0) >= 8000
 
 
 def test_evaluation_fits_into_its_share_of_a_short_run():

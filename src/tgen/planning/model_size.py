@@ -1,6 +1,5 @@
-"""Choice of the model and its tokenizer for a corpus, a time budget and a machine."""
+"""Choice of the model for a corpus, a time budget and a machine."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from tgen.errors import CorpusError, UsageError
 from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params
 from tgen.planning.fine_tuning import MAX_MEMORIZED_ROWS, WINDOW
 from tgen.planning.memory import fitting_context
-from tgen.reports.number_format import count
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
@@ -20,8 +18,6 @@ _TOKENS_PER_PARAM_MANY_EPOCHS = 1.0  # a larger model learns more from each epoc
 _PARAMS_PER_TOKEN = 20  # corpus tokens: larger models memorize it sooner and are no better
 _SIZE_WITH_STEPS = "tiny"
 _UNTIED = {"llama", "qwen2", "qwen3"}  # families that learn faster with an untied LM head
-_MIN_BPE_BYTES = 10_000  # a smaller corpus repeats too few words to learn them as tokens
-_SMALL_BYTES = 200_000  # a smaller corpus has too few for more than 512 tokens
 _EFFICIENCY = 0.75  # fraction of the measured speed: the rest is optimizer, evaluations, samples
 
 
@@ -89,21 +85,6 @@ class PlannedRun(NamedTuple):
     def context(self) -> int:
         """Tokens per training window."""
         return self.choice.context_length
-
-
-def choose_tokenizer(n_bytes: int, alphabet: int) -> tuple[str, int | None, str]:
-    """Return `char` or `bpe`, the vocabulary size and the reason.
-
-    `n_bytes` is the size of the corpus, `alphabet` the number of distinct characters.
-    """
-    if n_bytes < _MIN_BPE_BYTES:
-        return "char", None, f"below {_MIN_BPE_BYTES // 1000} KB, too few words repeat"
-    doublings = -1 if n_bytes < _SMALL_BYTES else max(0, round(math.log2(n_bytes / 1e6) / 2) + 1)
-    letters = 1 << max(0, alphabet - 1).bit_length()  # a large alphabet needs a large vocabulary
-    vocab_size = max(1024 * 2 ** min(doublings, 4), min(2 * letters, 1 << 14))
-    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} KB"
-    why = f"{size} of text, {count(alphabet, 'distinct character')}"
-    return "bpe", round(vocab_size), why
 
 
 def choose_model(

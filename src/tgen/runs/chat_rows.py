@@ -37,8 +37,8 @@ from tgen.runs.tokenizing import (
     TOKENIZER_BYTES,
     PhaseProgress,
     PreparedText,
-    choose_tokenizer,
     replacement_notes,
+    train_tokenizer,
 )
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def prepare_rows(
         train, val = corpus.split_rows(text, config.val_fraction)
         texts = _sample_texts(train)
         words = [*texts, *([] if request.unk else _sample_texts(val))]
-        tokenizer, choice = choose_tokenizer(
+        tokenizer, choice = train_tokenizer(
             request, texts, ((word, True) for word in words), train.n_bytes
         )
         given = _new_template(request.template or PLAIN, tokenizer)

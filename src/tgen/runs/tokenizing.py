@@ -18,7 +18,7 @@ from tgen.corpus import Corpus, Documents, Tokens
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
-from tgen.planning.model_size import choose_tokenizer as choose_kind
+from tgen.planning.tokenizer_choice import choose_tokenizer
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
 from tgen.runs.request import RunRequest
@@ -187,7 +187,7 @@ def prepare_texts(
         parts = [train] if request.unk else [train, val]
         pieces = (piece for documents in parts for piece in split_documents(documents))
         words = ((piece.text, piece.starts_document) for piece in pieces)
-        tokenizer, choice = choose_tokenizer(request, texts, words, train.n_bytes)
+        tokenizer, choice = train_tokenizer(request, texts, words, train.n_bytes)
     else:
         tokenizer, choice = source.tokenizer, _INHERITED
     begin_ids = corpus.begin_of_document(tokenizer)
@@ -274,10 +274,10 @@ def replacement_notes(n: int) -> list[str]:
     return [f"replaced {what} that the tokenizer cannot express by U+FFFD"]
 
 
-def choose_tokenizer(
+def train_tokenizer(
     request: RunRequest, texts: list[bytes], words: Iterable[tuple[bytes, bool]], n_bytes: int
 ) -> tuple[Tokenizer, Choice]:
-    """Return the tokenizer of the request, trained on `texts` of a training split of `n_bytes`.
+    """Train the request's tokenizer on `texts` of a split of `n_bytes`, or read it from its file.
 
     One of words is trained on `words`, all texts that it must encode, each with whether it starts
     a document.
@@ -285,7 +285,7 @@ def choose_tokenizer(
     kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
     if kind == "auto":
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
-        kind, chosen, why = choose_kind(n_bytes, alphabet)
+        kind, chosen, why = choose_tokenizer(n_bytes, alphabet)
         vocab_size = vocab_size or chosen
     if kind == "word":
         tokenizer = train_words(words, vocab_size=vocab_size, unknown=request.unk)
