@@ -28,7 +28,8 @@ from support.models import TEXT
 from support.tokenizer_files import files
 from support.vocabularies import smollm2_like
 from tgen.chat.encode import ChatFormat
-from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text, plain_template
+from tgen.chat.plain_template import plain_template
+from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import UsageError
 from tgen.tokenizer import Tokenizer, train_bpe

@@ -7,17 +7,8 @@ change the tokens of its prompt either.
 
 If the next answer's context begins with these ids, both answers are in one example. Some templates
 rewrite earlier turns, for example to remove their reasoning; then each answer is an example.
-
-Models without a chat template get one of questions and answers as lines of plain text:
-
-    Q: Who are you?
-    A: The king.<|endoftext|>
-
-It needs no tokens that the model does not have. A user who writes a line that begins with `A:` can
-therefore imitate an answer.
 """
 
-import json
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -27,32 +18,10 @@ from tgen.chat.render import FailedTemplateError, Message, RejectedMessagesError
 from tgen.errors import CorpusError, ModelError, TgenError
 from tgen.tokenizer import Tokenizer
 
-PLAIN = "plain"  # its name as an option
-_SOURCE = """\
-{{- BEGIN -}}
-{%- for message in messages -%}
-{%- if message['role'] == 'system' -%}
-{{- message['content'] | trim + '\\n' -}}
-{%- elif message['role'] == 'user' -%}
-{{- 'Q: ' + message['content'] | trim + '\\n' -}}
-{%- elif message['role'] == 'assistant' -%}
-{{- 'A: ' + message['content'] | trim + END + '\\n' -}}
-{%- else -%}
-{{- raise_exception('the role ' + message['role'] + ' is not supported') -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- 'A:' -}}{%- endif -%}
-"""
 _BLOCK = 256  # rows in progress
 _REQUEST = 1 << 21  # characters of messages per request
 _OTHER_TEMPLATE = "use another chat template: --template FILE"
 _ASSISTANT = "assistant"
-
-
-def plain_template(begin: str, end: str) -> str:
-    """Return the template's Jinja source; `begin` starts a conversation and `end` ends an answer,
-    both names of control tokens."""
-    return _SOURCE.replace("BEGIN", json.dumps(begin)).replace("END", json.dumps(end))
 
 
 class Row(NamedTuple):

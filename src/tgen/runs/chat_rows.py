@@ -11,14 +11,8 @@ import numpy as np
 
 from tgen import corpus
 from tgen.chat.encode import ChatFormat
-from tgen.chat.training_rows import (
-    PLAIN,
-    Row,
-    RowEncoder,
-    RowError,
-    own_system_text,
-    plain_template,
-)
+from tgen.chat.plain_template import PLAIN, plain_template
+from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import (
     ChatTemplate,
