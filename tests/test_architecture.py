@@ -37,7 +37,7 @@ ALLOWED = {
     "engine lora generation training",
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
-    "scoring": "corpus chat training loaded_model",
+    "scoring": "corpus chat loaded_model",
     "serve": "machine checkpoint chat generation loaded_model",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
     "scoring",

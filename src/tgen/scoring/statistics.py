@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.reports.score import Score, ScoreDifference, Unit
-from tgen.training.standard_error import bits_per_byte_error
+from tgen.reports.standard_error import bits_per_byte_error
 
 Floats = NDArray[np.float64]
 

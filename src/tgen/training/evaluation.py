@@ -22,7 +22,7 @@ from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.corpus import Batch, Tokens
 from tgen.model.precision import add_matmul, matmul, must_round, stored_product
 from tgen.model.transformer import Transformer
-from tgen.training.standard_error import bits_per_byte_error
+from tgen.reports.standard_error import bits_per_byte_error
 
 _CHUNK = 1 << 18  # logits
 _MIN_ROWS = 256  # per chunk: each reads the whole LM head from memory

@@ -1,4 +1,4 @@
-"""The standard error of a loss in bits per byte. Without torch."""
+"""The standard error of a loss in bits per byte, for validation and scores."""
 
 import math
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tgen.training.standard_error import bits_per_byte_error
+from tgen.reports.standard_error import bits_per_byte_error
 
 
 def test_equal_windows_have_the_usual_standard_error():
