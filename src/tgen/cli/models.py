@@ -15,9 +15,10 @@ from typing import Literal
 import typer
 
 from tgen.cli import console
+from tgen.cli.json_output import json_line
 from tgen.cli.options import json_option, make_command, quiet_option
 from tgen.config.option import option
-from tgen.drawing.terminal_text import json_line, one_line
+from tgen.drawing.terminal_text import one_line
 from tgen.errors import TgenError, UsageError
 from tgen.reports.number_format import format_bytes
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.json_output import json_line
 from tgen.cli.options import (
     engine_options,
     json_option,
@@ -22,7 +23,7 @@ from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.config.reading import PANEL, Reading
 from tgen.drawing.colormap import MAX_BITS, highlight
-from tgen.drawing.terminal_text import json_line, label, one_line
+from tgen.drawing.terminal_text import label, one_line
 from tgen.errors import UsageError
 from tgen.reports.number_format import count
 from tgen.reports.score import DocumentReport, Score, ScoreDifference, TokenScore, TotalReport

@@ -14,6 +14,7 @@ from rich.style import Style
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.json_output import json_line, printable_json
 from tgen.cli.options import (
     json_option,
     make_command,
@@ -24,7 +25,7 @@ from tgen.cli.options import (
 from tgen.config.option import option
 from tgen.config.reading import PANEL, Reading
 from tgen.drawing.colormap import highlight
-from tgen.drawing.terminal_text import json_line, label, one_line, to_json
+from tgen.drawing.terminal_text import label, one_line
 from tgen.errors import UsageError
 from tgen.reports.number_format import count
 
@@ -290,11 +291,11 @@ def _write_json(
 
     record: dict[str, Any] = {"schema": _SCHEMA, "model": model, "name": name}
     record["bos_ids"] = list(tokenizer.bos_ids)
-    separator = to_json(record).removesuffix("}") + ', "tokens": ['
+    separator = printable_json(record).removesuffix("}") + ', "tokens": ['
     for _, ids in pieces:
         if not only_counts and ids:
             tokens = ({"id": i} | json_text(tokenizer.token_bytes(i)) for i in ids)
-            console.write((separator + ", ".join(map(to_json, tokens))).encode())
+            console.write((separator + ", ".join(map(printable_json, tokens))).encode())
             separator = ", "
     if only_counts:
         console.write(json_line(record | asdict(counts)))

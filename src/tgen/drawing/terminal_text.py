@@ -3,10 +3,8 @@
 Tokens get printable labels, whatever their bytes.
 """
 
-import json
 import unicodedata
 from functools import cache
-from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -50,16 +48,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `printable` text with a space for each line break."""
     return printable(" ".join(text.splitlines()))
-
-
-def json_line(value: dict[str, Any]) -> bytes:
-    """Return a JSON object as one line of `printable` UTF-8: its strings stay the same."""
-    return (to_json(value) + "\n").encode()
-
-
-def to_json(value: Any) -> str:
-    """Return a JSON value as `printable` text."""
-    return printable(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def _escaped(character: str) -> str:

@@ -19,9 +19,9 @@ from tgen.cli.generate.options import (
     literal_escapes,
     schema_notes,
 )
+from tgen.cli.json_output import json_line
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
 from tgen.cli.phases import end_phase
-from tgen.drawing.terminal_text import json_line
 
 if TYPE_CHECKING:
     from tgen.cli.generate import output

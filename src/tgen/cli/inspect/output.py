@@ -21,10 +21,11 @@ from tgen.cli.inspect.views import (
     fits_lines,
     measure_heads,
 )
+from tgen.cli.json_output import printable_json
 from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer
-from tgen.drawing.terminal_text import label, to_json
+from tgen.drawing.terminal_text import label
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
@@ -113,14 +114,14 @@ def _print_record(record: dict[str, Any]) -> None:
 def json_pieces(record: dict[str, Any]) -> Iterator[str]:
     """Yield an object as text, one report of a list at a time: reports of long texts are large."""
     for i, (name, value) in enumerate(record.items()):
-        yield f"{', ' if i else '{'}{to_json(name)}: "
+        yield f"{', ' if i else '{'}{printable_json(name)}: "
         if isinstance(value, list):
             yield "["
             for j, one in enumerate(value):
-                yield (", " if j else "") + to_json(json_value(one))
+                yield (", " if j else "") + printable_json(json_value(one))
             yield "]"
         else:
-            yield to_json(json_value(value))
+            yield printable_json(json_value(value))
     yield "}\n"
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.json_output import json_line
 from tgen.cli.rich_console import out
 from tgen.drawing.braille_plot import Axis, Canvas
-from tgen.drawing.terminal_text import json_line
 from tgen.errors import TrainingError
 from tgen.reports.json_text import json_value
 from tgen.reports.number_format import count
