@@ -14,12 +14,12 @@ from collections.abc import Callable, Generator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
+from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.output_folder import (
     check_out_is_free,
     check_out_is_not_source,
     check_parallel,
     check_run_exists,
-    defer_signals,
     has_lock,
     lock_run,
 )

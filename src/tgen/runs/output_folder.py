@@ -3,8 +3,6 @@
 A process takes the lock before it imports torch, so this module does not import it.
 """
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
@@ -17,6 +15,7 @@ from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.runs import saved_state
+from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.request import RunRequest
 from tgen.storage import files, locks
 from tgen.storage.files import output_problem
@@ -61,29 +60,6 @@ def lock_existing(out: Path) -> Iterator[None]:
 def has_lock(out: Path) -> bool:
     """Return whether `out` has a run's lock file, held by a process or left by one that ended."""
     return _is_run_or_start(out) and _lock_path(out).exists()
-
-
-@contextmanager
-def defer_signals() -> Iterator[None]:
-    """Run Python's signal handlers after the block instead of inside it.
-
-    An exception raised during the import of a library may be dropped, or abort its C++ code.
-    """
-    numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-    installed = {number: signal.getsignal(number) for number in numbers if number is not None}
-    handlers = {number: handler for number, handler in installed.items() if callable(handler)}
-    if threading.current_thread() is not threading.main_thread():
-        handlers = {}  # only the main thread gets signals
-    received: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in received[:1]:
-            signal.raise_signal(number)
 
 
 def _clean_up(out: Path, old_files: set[Path], new_folders: Iterable[Path]) -> None:
