@@ -34,7 +34,7 @@ def test_command_writes_the_same_text_without_kernels_or_a_cache_directory(tmp_p
     int8_text, _ = run_generate("--dtype", "int8")
     no_cache = {"XDG_CACHE_HOME": str(tmp_path / "file")}
     uncached_text, messages = run_generate("--dtype", "int8", **no_cache, **cpu)
-    assert uncached_text == int8_text
+    assert uncached_text == int8_text, messages
     assert "compiling kernels" in messages
 
 
