@@ -1,6 +1,7 @@
 """`tgen`, and `python -m tgen`."""
 
 import gc
+import os
 import sys
 
 from tgen.cli.phases import end_phase
@@ -10,6 +11,8 @@ def main() -> None:
     """Run the command line and exit with its status."""
     end_phase("start")
     gc.set_threshold(50_000)  # imports make 60,000 objects, and no garbage
+    if sys.platform == "linux" and os.uname().machine == "x86_64":  # torch has MKL there
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for NumPy, which starts threads
     try:
         import signal  # inside `try`, so that Ctrl-C is quiet during imports too
 
