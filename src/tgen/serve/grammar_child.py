@@ -23,8 +23,8 @@ from tgen.errors import UsageError
 from tgen.generation.constrained import Grammars
 
 _BYTES = 1 << 30  # of memory that a fork may have
-_POLL_SECONDS = 0.05  # until a slow grammar is noticed
-_QUICK_SECONDS = 0.1  # of CPU time; most grammars take less
+_POLL_SECONDS = 0.02  # until a slow grammar is noticed
+_QUICK_SECONDS = 0.03  # of CPU time; most grammars take less
 _SLOW_PRIORITY = 10  # a tenth of the CPU time of others
 _MAX_IDLE = 4  # forks
 _LONGEST = 16  # bytes of a token
