@@ -354,6 +354,9 @@ def test_errors_name_the_tool_by_its_position_in_the_request(loaded: LoadedModel
     )
     error = form.name_tool(UsageError("grammar: line 1: wrong", field="grammar"))
     assert error.message == "tools[1].function.parameters: wrong"
+    for name in ("x", "tool7", "tool" + "9" * 5000):  # of the tool's own schema
+        text = f"$defs.{name}.format: wrong"
+        assert form.name_place(text) == ("tools[1].function.parameters", text)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

@@ -22,7 +22,7 @@ _MAX_CALLS = 16  # per text
 # One space after colons and commas, none elsewhere: white space could repeat endlessly.
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _PLACE = re.compile(  # of a tool in the constraint
-    r"(?:line (\d+)|\$defs\.tool(\d+)|anyOf\[(\d+)\]\.properties\.arguments)(?:\.|: )"
+    r"(?:line (\d+)|\$defs\.tool(\d{1,3})|anyOf\[(\d+)\]\.properties\.arguments)(?:\.|: )"
 )
 
 
@@ -128,8 +128,10 @@ class CallForm:
 
     def name_place(self, text: str) -> tuple[str, str]:
         """Return the request's field that a text about the constraint begins with, and the rest."""
-        if (match := _PLACE.match(text)) is None:
-            return "tools", text
+        field = "tools[{}].function.parameters"
+        match = _PLACE.match(text)
+        if match is None or (match[2] and int(match[2]) not in self.tools):
+            return field.format(*self.tools) if len(self.tools) == 1 else "tools", text
         line, position, called = (int(one) if one else None for one in match.groups())
         if line is not None:
             called = line - 1  # the first lines are those of the tools
@@ -138,7 +140,7 @@ class CallForm:
         rest = text[match.end() :]
         if position is None:
             return self.text_field or "tools", rest
-        return f"tools[{position}].function.parameters", rest
+        return field.format(position), rest
 
 
 def plan_calls(
