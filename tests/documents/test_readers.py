@@ -68,6 +68,9 @@ def test_docx_keeps_brackets_and_signs_of_equations(read):
     )
     equation = f"<m:oMath>{call}{size}{part}{sums}</m:oMath>"
     assert read("a.docx", make_docx(f"<w:p>{equation}</w:p>"))[0] == "f(x)|x|a/b\u2211x\u222bx"
+    nested = size.replace(inside, f"<m:e><m:d>{inside}</m:d></m:e>")
+    contents = paragraph(nested, part, style="TOC1")
+    assert read("b.docx", make_docx(contents + paragraph(nested)))[0] == "|(x)|"
 
 
 def test_odt_keeps_paragraphs_lines_lists_tables_and_notes(read):

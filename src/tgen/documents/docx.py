@@ -60,12 +60,17 @@ def _read_body(
     brackets: list[dict[str, str]] = []  # of the open parts of equations
     sign = ""  # of a sum or an integral
     in_text = in_instruction = in_list = was_list = in_contents = False
+
+    def add(text: str) -> None:
+        if not (in_contents or any(fields)):
+            layout.add(text)
+
     for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
         if kind == "text":
             if in_instruction and fields:
                 fields[-1] |= name.split()[:1] == ["TOC"]
-            elif in_text and not (in_contents or any(fields)):
-                layout.add(name)
+            elif in_text:
+                add(name)
         elif kind == "start":
             if name == "p":
                 layout.paragraph()
@@ -78,16 +83,18 @@ def _read_body(
                     layout.join_items()
             elif name in ("t", "instrText"):
                 in_text, in_instruction = name == "t", name == "instrText"
-            elif name == "dPr":
+            elif name == "d":
                 brackets.append({"begChr": "(", "endChr": ")"})
             elif name in ("begChr", "endChr") and brackets:
                 brackets[-1][name] = attributes.get("val", "")
+            elif name == "e" and brackets:
+                add(brackets[-1].pop("begChr", ""))
             elif name in ("naryPr", "chr"):
                 sign = attributes.get("val", "\u222b")
             elif name == "den":
-                layout.add("/")
-            elif name in _CHARACTERS and not any(fields):
-                layout.add(_CHARACTERS[name])
+                add("/")
+            elif name in _CHARACTERS:
+                add(_CHARACTERS[name])
             elif name in ("br", "cr"):
                 is_page = attributes.get("type", "textWrapping") != "textWrapping"
                 layout.paragraph() if is_page else layout.line_break()
@@ -109,12 +116,10 @@ def _read_body(
                 layout.begin(_TABLE_PARTS[name])
         elif name in ("t", "instrText"):
             in_text = in_instruction = False
-        elif name == "dPr":
-            layout.add(brackets[-1]["begChr"])
         elif name == "d" and brackets:
-            layout.add(brackets.pop()["endChr"])
+            add(brackets.pop()["endChr"])
         elif name == "naryPr":
-            layout.add(sign)
+            add(sign)
         elif name == "txbxContent":
             layout.end_aside()
         elif name == "p":
