@@ -125,6 +125,11 @@ def test_html_without_marks_of_footnotes_and_page_numbers(read):
         '<a href="#m">1</a></sup> note <a href="#m" class="back">\u21a9\ufe0e</a></p></aside>'
     )
     assert read("a.html", page)[0] == "One, 2\n\ntwo\n\nnote"
+    assert read("b.html", '<a class="fn" href="#method.new">new</a>()')[0] == "new()"
+    assert read("c.html", 'a<sup>[<a class="fnref" href="#n">1</a>]</sup>')[0] == "a"
+    page = '<div>a<p class="pageno">1</div>b<p class="pageno">2<p>c'
+    assert read("d.html", page)[0] == "a\nb\n\nc"
+    assert read("e.html", 'a<a href="#m">\u21a9\ufe0f<br></a>b')[0] == "a\nb"
 
 
 def test_pdf_joins_lines_and_removes_what_repeats(read):

@@ -23,14 +23,16 @@ _PARAGRAPHS = {
 }  # fmt: skip
 _TABLE_PARTS: dict[str, TablePart] = {"table": "table", "tr": "row", "td": "cell", "th": "cell"}
 _LINES = {"div", "li", "dt", "dd", "legend", "caption", "summary", "details", "form", "center"}
+_BLOCKS = _PARAGRAPHS | _LINES | {*_TABLE_PARTS, "ul", "ol"}
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param"),
     *("source", "track", "wbr"),
 }  # fmt: skip
 _SKIPPED_CLASSES = {"headerlink", "sdfootnotesym", "sdendnotesym", "pagenum", "pageno"}
 _SKIPPED_CLASSES |= {"gmail_signature", "moz-signature"}  # of mail
-_NOTE = re.compile(r"foot|note|fn", re.I)  # in the class of a link to a footnote or back
-_ARROW = re.compile(r"\s*[↩↑⤴^]\ufe0e?\s*")  # of a link back
+# In the class of a link to a footnote or back.
+_NOTE = re.compile(r"foot|note|fn-?(ref|back|anchor)", re.I)
+_ARROW = re.compile(r"\s*[↩↑⤴^][\ufe0e\ufe0f]?\s*")  # of a link back
 _MARK = re.compile(r"\s*[\[(]?(\d{1,4}|[a-z*†‡§¶]{1,3})[\])]?\s*")  # of a footnote
 _CHARSET = re.compile(
     rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
@@ -97,6 +99,7 @@ class _Parser(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Begin an element."""
+        self._end_skipped_paragraph(tag)
         if self._skipped:
             self._depth += tag == self._skipped
             return
@@ -137,6 +140,7 @@ class _Parser(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """End an element."""
+        self._end_skipped_paragraph(tag)
         layout = self._layout
         if self._skipped:
             self._depth -= tag == self._skipped
@@ -149,7 +153,8 @@ class _Parser(HTMLParser):
             layout.line() if self._in_list else layout.paragraph()
         elif tag == "a" and self._link:
             text = layout.cut(self._link) if self._links_inside else ""
-            if _ARROW.fullmatch(text) or (self._in_note and _MARK.fullmatch(text)):
+            is_note = self._in_note and not self._mark  # in <sup>, brackets may be around it
+            if _ARROW.fullmatch(text) or (is_note and _MARK.fullmatch(text)):
                 layout.remove(self._link)
             self._links_inside, self._link = False, None
         elif tag == "sup" and self._mark:
@@ -164,6 +169,11 @@ class _Parser(HTMLParser):
             layout.paragraph()  # a stanza, or paragraphs
         elif tag in _LINES:
             layout.line()
+
+    def _end_skipped_paragraph(self, tag: str) -> None:
+        """End a <p> that is left out, whose end tag may be missing, before another block."""
+        if self._skipped == "p" and tag in _BLOCKS:
+            self._skipped = ""
 
     def handle_data(self, data: str) -> None:
         """Add text."""

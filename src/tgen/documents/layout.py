@@ -81,7 +81,8 @@ class Layout:
         frame = self._frames[-1]
         removed = "".join(frame.parts[position[1] :]) if self._is_open(position) else ""
         if removed:
-            frame.line_breaks = len(removed) - len(removed.lstrip("\n"))
+            n_before = len(removed) - len(removed.lstrip("\n"))
+            frame.line_breaks = max(frame.line_breaks, n_before)
             del frame.parts[position[1] :]
 
     def _is_open(self, position: tuple[int, int]) -> bool:
