@@ -26,17 +26,20 @@ _HTML = rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)?<(!doctype\s+html|htm
 _MAIL = rb"(From |(Received|Return-Path|From|Date|Subject|Message-ID|MIME-Version|Delivered-To): ?)"
 _TELEGRAM = (
     rb'\{\s*("about"\s*:\s*"(?:[^"\\]|\\.)*",\s*"(personal_information|profile_pictures|stories|'
-    rb'contacts|frequent_contacts|(web_)?sessions|other_data|(left_)?chats)"\s*:|'
+    rb'contacts|frequent_contacts|(web_)?sessions|other_data|(left_)?chats)"\s*:[\s\[{]*"(about|'
+    rb'list|user_id|date|photo)"|'
     rb'("name"\s*:[^\n]*\s*)?'
     rb'"type"\s*:\s*"(personal_chat|bot_chat|saved_messages|(private|public)_\w+)")'
 )
 _DISCORD = rb'\{\s*"guild"\s*:\s*\{'
 # A date, a time and the end of both: "[31.12.23, 23:59:10] " of iOS, "12/31/23, 11:59 PM - ". Short
 # words are before a time, such as "klo" and "下午", and after it, such as "p. m.", in any script.
+# Three letters, but Malay's "PTG", are a time zone of a log.
 WHATSAPP_STAMP = (
     r"[\u200e\u200f\ufeff]*(\[)?\d{1,4}\u200f?[./-] ?\d{1,2}\u200f?[./-] ?\d{1,4}"
     r"(?:\.| ?[^\W\d_]{1,2}\.)?([,،]\u200f?)?[ \u202f\xa0](?:[^\W\d_]{1,3}\.?[ \u202f\xa0]?)?"
-    r"\d{1,2}[:.]\d{2}([:.]\d{2})?(?:[ \u202f\xa0]?[^\W\d_]{1,2}\.?){0,2}"
+    r"\d{1,2}[:.]\d{2}([:.]\d{2})?"
+    r"(?:[ \u202f\xa0]?(?:PTG|[^\W\d_]{1,2}(?:\.[ \u202f\xa0]?[^\W\d_]{1,2})?\.?))?"
     r"(?(1)\] |(?: - |(?(2): |(?!))))"
 )
 
