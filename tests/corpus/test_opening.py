@@ -198,6 +198,10 @@ def test_page_that_declares_no_encoding_is_decoded_or_noted(tmp_path):
     assert read.decode() == "Füße"
     assert "is read as cp1252" in note
     assert "--encoding NAME" in note
+    (tmp_path / "a.html").write_bytes(f"<p>{words}</p>".encode()[:-5])  # ends within a character
+    [read], [_, note] = texts(tmp_path / "a.html")
+    assert read.decode() == words[:-1] + "\ufffd"
+    assert "is read as utf-8" in note
 
 
 def test_one_bad_byte_is_a_note_with_front_matter_too(tmp_path):

@@ -341,14 +341,18 @@ class _Opener:
         """Return the texts of a document, which may have an encoding."""
         from tgen.documents.convert import convert_document
 
+        encoding = None if found is None or found.is_plain else _with_mark(found)
         if found is not None and found.share and kind == "html":
+            from tgen.documents.html import undeclared_encoding
+
+            encoding = undeclared_encoding(source.read(0, HEAD))
             guess = found.guess and f", perhaps {found.guess}"
             self._report.unknown.append(
-                f"{source.name} is not UTF-8 and declares no encoding, so it is read as cp1252, as "
-                f"browsers do; if that is wrong, save it as UTF-8, or add --encoding NAME{guess}"
+                f"{found.share:.2%} of the bytes of {source.name} are not UTF-8, and it declares "
+                f"no encoding, so it is read as {encoding}; if that is wrong, save it as UTF-8, or "
+                f"add --encoding NAME{guess}"
             )
             found = None
-        encoding = None if found is None or found.is_plain else _with_mark(found)
         content: Path | files.RandomAccessFile | None = source.path
         if content is None:
             content = files.open_temporary(None)

@@ -51,8 +51,16 @@ def declares_encoding(head: bytes) -> bool:
     return _CHARSET.search(head[:4096]) is not None
 
 
+def undeclared_encoding(data: bytes) -> str:
+    """Return the encoding of a page that names none and is not UTF-8 throughout: UTF-8 if most of
+    its characters outside of ASCII are, else cp1252, as in browsers."""
+    wide = [character for character in data.decode(errors="replace") if character > "\x7f"]
+    return "utf-8" if len(wide) > 5 * wide.count("\ufffd") else "cp1252"
+
+
 def decode_html(data: bytes, encoding: str | None = None) -> str:
-    """Return a page as text, in the declared encoding, else in UTF-8 if it is that, else cp1252."""
+    """Return a page as text, in UTF-8 if it is that, else in the declared encoding if there is one,
+    else see `undeclared_encoding`."""
     for mark, name in (
         (codecs.BOM_UTF8, "utf-8"),
         (b"\xff\xfe", "utf-16"),
@@ -65,7 +73,7 @@ def decode_html(data: bytes, encoding: str | None = None) -> str:
             return data.decode()
         except UnicodeDecodeError:
             declared = _CHARSET.search(data[:4096])
-            encoding = declared[1].decode().lower() if declared else "cp1252"
+            encoding = declared[1].decode().lower() if declared else undeclared_encoding(data)
     if encoding in ("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii", "utf-16"):
         encoding = "cp1252"  # as browsers do
     try:
