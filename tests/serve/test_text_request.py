@@ -87,6 +87,11 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": []}]},
         "messages[0].content: invalid value [], expected a value that is not empty",
     ),
+    (
+        ChatRequest,
+        {"messages": [{"role": "assistant", "content": {}, "tool_calls": [{}]}]},
+        "messages[0].content: invalid value {}, expected a string or a list of text parts",
+    ),
     (ChatRequest, {"messages": ["Hi"]}, 'messages[0]: invalid value "Hi", expected an object'),
     (ChatRequest, {"messages": [{"content": "Hi"}]}, "messages[0].role is missing"),
     (

@@ -112,7 +112,7 @@ class _Message(JsonObject):
             if values[name] is not None:
                 raise ValueError(_UNSUPPORTED[name])
         given = {name: value for name, value in values.items() if value is not None}
-        if given.get("tool_calls") and not given.get("content"):
+        if given.get("tool_calls") and given.get("content") in (None, []):
             given["content"] = ""
         return given
 
