@@ -21,7 +21,6 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge:,}",
     "less_than_equal": "at most {le:,}",
     "too_short": "a value that is not empty",
-    "string_too_short": "a value that is not empty",
     "too_long": "at most {max_length:,} items",
     "literal_error": "{expected}",
     "value_error": "{error}",  # of a field's own validator
