@@ -10,18 +10,15 @@ import torch
 
 from support.models import make_model
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
-from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.sweep import compare_backends, open_setups, sweep
-from tgen.benchmark.trials import (
-    Trial,
+from tgen.benchmark.comparison import (
     check_comparable,
     compare_paired,
     compare_with_saved,
     is_slower_by,
-    run_trial,
-    run_trials,
-    throughput_report,
 )
+from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
+from tgen.benchmark.sweep import compare_backends, open_setups, sweep
+from tgen.benchmark.trials import Trial, run_trial, run_trials, throughput_report
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.model.attention import causal_mask

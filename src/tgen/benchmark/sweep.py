@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
+from tgen.benchmark.comparison import compare_paired
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
-from tgen.benchmark.trials import MachineProbe, Trial, compare_paired, run_trials, throughput_report
+from tgen.benchmark.trials import MachineProbe, Trial, run_trials, throughput_report
 from tgen.config import (
     DEFAULT_ENGINE,
     STORED_BYTES,

@@ -100,8 +100,8 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     TgenError if a workload is significantly slower by more than `max_slowdown`, a fraction.
     """
     from tgen.benchmark.backend import Workload
+    from tgen.benchmark.comparison import check_comparable, compare_with_saved
     from tgen.benchmark.sweep import check_trial_count
-    from tgen.benchmark.trials import check_comparable, compare_with_saved
 
     saved = _read_records(path)
     if max_slowdown is not None:
@@ -171,7 +171,7 @@ def find_record(
 
 def _check_slowdown(differences: Sequence[Difference], max_slowdown: float) -> None:
     """Raise TgenError if a workload is significantly slower by more than a fraction."""
-    from tgen.benchmark.trials import is_slower_by
+    from tgen.benchmark.comparison import is_slower_by
 
     slower = [one for one in differences if is_slower_by(one, max_slowdown)]
     if slower:
