@@ -47,7 +47,8 @@ def row(parameter: Any, context: typer.Context) -> str:
     code = " ".join(
         f"`{name}`" for name in [*names, label_type(parameter, context)] if name
     ).replace("|", "\\|")
-    return f"| {code} | {escape(parameter.help or '')} | {escape(format_default(parameter))} |"
+    default = "required" if parameter.required else format_default(parameter)
+    return f"| {code} | {escape(parameter.help or '')} | {escape(default)} |"
 
 
 def paragraphs(text: str) -> str:

@@ -177,8 +177,9 @@ def models(options: ModelsOptions) -> None:
     written.
 
     rm removes a model's directory with its training state, or its GGUF file. It asks first. It does
-    not remove links, models of other programs, runs in progress, or directories that are not
-    models. Files in the directory that do not belong to a model stay.
+    not remove a model that is named by a link, the shipped model, models of other programs, runs in
+    progress, or directories that are not models. Files in the directory that do not belong to a
+    model stay.
 
     The weights that the CPU kernels use are cached in files, in the layout of the kernels.
     --clear-cache removes these files. --check compares them with their checksums, which opening a

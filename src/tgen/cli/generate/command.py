@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 def generate(options: GenerateOptions) -> None:
     """Continue a text.
 
-    The continuation goes to stdout, unchanged; the model's name, the seed and the speed go to
-    stderr. With --input or --samples, a line break follows each text; use --jsonl if texts can
-    contain line breaks. docs/formats.md lists the JSON fields.
+    The continuation goes to stdout, unchanged except on a terminal, where control characters are
+    escaped; the model's name, the seed and the speed go to stderr. With --input or --samples, a
+    line break follows each text; use --jsonl if texts can contain line breaks. docs/formats.md
+    lists the JSON fields.
 
     With --chat, the prompt is a user's message, and the answer ends with the model's turn. With
     --interactive, each line continues the text, or is one message of a chat. Text in a prompt never
