@@ -59,6 +59,8 @@ def test_extreme_temperatures_and_logits_sample_an_allowed_token(temperature, se
     "values",
     [
         {"temperature": float("nan")},
+        {"regex": "\udced"},
+        {"grammar": 'start: "\udced"'},
         {"temperature": -1},
         {"temperature": float("inf")},
         {"top_k": -1},

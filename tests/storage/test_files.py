@@ -175,5 +175,6 @@ def test_failed_write_to_a_device_names_it():
 
 
 def test_path_with_a_nul_character_is_refused():
+    assert files.output_problem(Path("a\0b")) == "has a NUL character"
     with pytest.raises(TgenError, match="cannot be a path"):
         files.sha256(Path("a\0b"))

@@ -56,8 +56,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -
         "sha256": _digest(arrays),
     }
     texts = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
-    files.make_folder(path.resolve().parent)
-    files.publish(path.resolve(), safetensors_file.serialize({**arrays, **texts}))
+    files.write_output(path, safetensors_file.serialize({**arrays, **texts}))
 
 
 def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDArray[Any]]:

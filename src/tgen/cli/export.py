@@ -27,12 +27,12 @@ def default_target(name: str, dtype: str) -> Path:
 
 def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
     """Raise UsageError unless a model may be written to `out`: only a model is replaced."""
-    model = source.resolve()
-    if out.resolve() in (model, *model.parents):
-        raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
     problem = "" if out.is_dir() else output_problem(out)
     if problem:
         raise UsageError(f"--out {out}: {problem}", "choose another path")
+    model = source.resolve()
+    if out.resolve() in (model, *model.parents):
+        raise UsageError(f"--out {out} is the model itself or contains it", "choose another path")
     if not out.exists() or (out.is_dir() and not to_file and not any(out.iterdir())):
         return
     if out.is_dir() == to_file:

@@ -300,6 +300,8 @@ class SamplingConfig:
                 valid = isinstance(value, str) or name == "json_schema"
                 require(valid, name, repr(value), "a string")
                 _check_text(name, value)
+                if isinstance(value, str):
+                    require(_is_unicode(value), name, repr(value), "valid Unicode")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -389,6 +391,14 @@ def _is_id(value: Any) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_text(name: str, text: Any) -> Text:

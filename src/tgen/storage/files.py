@@ -208,6 +208,8 @@ def output_problem(path: Path) -> str:
 
     Missing parent directories are no problem: `write_output` makes them.
     """
+    if "\0" in str(path):
+        return "has a NUL character"
     if path.is_dir():
         return "is a directory"
     if path.exists() and not path.is_file():
