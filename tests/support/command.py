@@ -15,7 +15,7 @@ from typing import Any
 
 from support.forks import serve
 
-_READ_AT_START = ("LC_", "OMP_", "PYTHON")  # by Python or by what it imports
+_READ_AT_START = ("LC_", "OMP_", "PYTHON", "TGEN_CPU_")  # by Python or by what it imports
 
 
 def tgen(
