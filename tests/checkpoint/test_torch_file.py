@@ -170,6 +170,20 @@ def test_a_small_pickle_does_not_copy_a_large_dict(tmp_path):
         read(tmp_path / "it.bin")
 
 
+def test_encrypted_and_damaged_members_are_an_error(tmp_path):
+    path = tmp_path / "it.bin"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(99))
+    content = path.read_bytes()
+    directory = content.index(b"PK\1\2")
+    encrypted = content[: directory + 8] + b"\1" + content[directory + 9 :]
+    compressed = content.index(b"data.pkl") + 8
+    for damaged in (encrypted, content[:compressed] + b"\xff" + content[compressed + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError, match="not readable"):
+            read(path)
+
+
 def test_other_files_are_named(tmp_path):
     path = tmp_path / "it.bin"
     path.write_bytes(pickle.dumps({"weight": 1}))

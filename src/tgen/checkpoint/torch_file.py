@@ -12,6 +12,7 @@ import pickletools
 import shlex
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -86,8 +87,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 f"{path} contains {error}, which is not read: it could run code", _convert(path)
             ) from None
         except (
-            *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
-            *(zipfile.BadZipFile, NotImplementedError, MemoryError, EOFError),
+            *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+            *(zipfile.BadZipFile, zlib.error, MemoryError, EOFError),
         ) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
