@@ -40,10 +40,7 @@ _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
 _OPENED = 0.75  # of the time to read a file; the rest is to find its documents
 _ENCODING_FOUND = 0.2  # of the time to open a text
 _LOCK = "LOCK"  # file of a run
-_BINARY_HINT = (
-    "name a text or a document; save a text as UTF-8, or add --encoding NAME; --as bytes trains on "
-    "bytes as they are"
-)
+_NUL_BYTES = "binary data with NUL bytes"
 
 OwnFiles = Callable[[Path], set[str]]
 Origin = Literal["name", "directory", "pattern"]
@@ -95,7 +92,9 @@ class BinaryError(CorpusError):
     """A file has no text; `kind` says what it is."""
 
     def __init__(self, name: str, kind: str) -> None:
-        super().__init__(f"{name} is {kind}, not text", _BINARY_HINT)
+        as_text = "save a text as UTF-8, or add --encoding NAME; " if kind == _NUL_BYTES else ""
+        hint = f"name a text or a document; {as_text}--as bytes trains on bytes as they are"
+        super().__init__(f"{name} is {kind}, not text", hint)
         self.kind = kind
 
 
@@ -331,11 +330,11 @@ class _Opener:
 
     def _decodes(self, kind: str | None, head: bytes) -> bool:
         """Return whether a document does not declare its encoding, or the user's counts more."""
-        if kind != "html" or self._reading.encoding is not None:
-            return kind in ANY_ENCODING or kind == "html"
-        from tgen.documents.html import declares_encoding
+        if kind == "html" and self._reading.encoding is None:
+            from tgen.documents.html import declares_encoding
 
-        return not declares_encoding(head)
+            return not declares_encoding(head)
+        return kind == "html" or kind in ANY_ENCODING
 
     def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Steps[Source]:
         """Return the texts of a document, which may have an encoding."""
@@ -404,7 +403,7 @@ class _Opener:
             encoding = yield from find
             has_nul = b"\0" in head[:_BINARY_HEAD] and self._reading.read_as is None
             if has_nul and not encoding.codec.startswith(("utf-16", "utf-32")):
-                raise BinaryError(source.name, "binary data with NUL bytes")
+                raise BinaryError(source.name, _NUL_BYTES)
         text, kind, changes = source, None, Changes()
         try:
             if self._reading.read_as != "text" and not self._keep_rows:
@@ -482,7 +481,7 @@ def _open_by_name(source: Source, origin: Origin) -> Source:
     if origin == "pattern" and weights in (GGUF, SAFETENSORS):
         raise BinaryError(source.name, weights)
     if origin == "directory" and b"\0" in head:
-        raise BinaryError(source.name, "binary data with NUL bytes")
+        raise BinaryError(source.name, _NUL_BYTES)
     source.has_rows = contains_rows(source)
     return source
 
