@@ -72,6 +72,7 @@ def _tensor(key: str, array: np.ndarray) -> dict[str, Any]:
 def _build_zip(document: Any, data: list[bytes]) -> bytes:
     document = document if isinstance(document, dict) else {"content": document}
     root = str(document.get("root"))[:300].encode("utf-8", "replace").decode()
+    root = root.lstrip("\0")  # zipfile cuts names at a NUL, and rejects empty ones
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(f"{root}/data.pkl", _pickle(document.get("content")))
