@@ -4,7 +4,6 @@ Each `llm` command imports this module, so tgen itself is imported where it is n
 """
 
 import json
-import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -72,10 +71,11 @@ class TgenModel(llm.Model):
 
 def _generate(name: str, prompt: llm.Prompt, response: llm.Response) -> Iterator[str]:
     from tgen.generation.loop import make_source
+    from tgen.generation.random_numbers import new_seed
     from tgen.reports.generation import TextDetails
 
     model = _load(name)
-    options = {"seed": secrets.randbelow(1 << 32)} | _given(prompt.options)
+    options = {"seed": new_seed()} | _given(prompt.options)
     if prompt.schema is not None:
         options["json_schema"] = prompt.schema
     sampling = model.sampling(options)

@@ -1,5 +1,6 @@
 """Random numbers without state: each is a function of a seed, a position and a purpose."""
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -7,6 +8,11 @@ import numpy as np
 
 TOKEN, XTC, ROW, SAMPLE = 0, 1, 2, 3  # purposes
 _BLOCK = 64  # positions whose random numbers are generated together
+
+
+def new_seed() -> int:
+    """Return a seed below 2^32 from the operating system."""
+    return int.from_bytes(os.urandom(4), "little")  # `secrets` takes 5 ms to import
 
 
 def row_seed(seed: int, row: int) -> int:

@@ -4,7 +4,6 @@ Worker threads apply the template, tokenize, and check limits and grammar, so th
 delay other texts.
 """
 
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from tgen.chat.encode import ChatFormat
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.random_numbers import row_seed, sample_seed
+from tgen.generation.random_numbers import new_seed, row_seed, sample_seed
 from tgen.generation.sequence import Request
 from tgen.loaded_model import LoadedModel
 from tgen.serve.call_form import CallForm, plan_calls
@@ -60,7 +59,7 @@ def prepare(
     fit the context. Without a seed, one is chosen. Text c of prompt p has the seed of the text that
     `tgen generate` gives as sample c of row p. Raises HttpError and TgenError.
     """
-    seed = secrets.randbelow(1 << 32) if request.seed < 0 else request.seed
+    seed = new_seed() if request.seed < 0 else request.seed
     prompts, ends = _encode(model, request)
     request_sampling = request.sampling | (calls.constraint if calls else {})
     requests: list[Request] = []

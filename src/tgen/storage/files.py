@@ -12,11 +12,9 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -144,7 +142,9 @@ def open_temporary(folder: Path | None) -> RandomAccessFile:
 
     The system removes the file however the process ends.
     """
-    name = f"{TEMPORARY}{secrets.token_hex(6)}"
+    import tempfile
+
+    name = f"{TEMPORARY}{os.urandom(6).hex()}"
     return RandomAccessFile(tempfile.TemporaryFile(buffering=0, prefix=name, dir=folder))
 
 
@@ -367,7 +367,7 @@ def blocks(content: bytes | Iterable[bytes | memoryview]) -> Iterable[bytes | me
 
 
 def _temporary_path(path: Path) -> Path:
-    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    return path.parent / f"{TEMPORARY}{os.urandom(6).hex()}"
 
 
 def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:

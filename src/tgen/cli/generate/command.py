@@ -1,7 +1,6 @@
 """`tgen generate`: text goes to stdout as it is generated, everything else to stderr."""
 
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -73,13 +72,14 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.model_loading import find_paths, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
+    from tgen.generation.random_numbers import new_seed
     from tgen.lora.model_with_adapter import settings_path
 
     quiet = options.quiet or ranks.rank > 0
     path, adapter = find_paths(options.model, options.adapter, quiet=quiet)
     defaults = generation_config.read(settings_path(path, adapter))
     seed = options.sampling.get("seed")
-    seed = broadcast(secrets.randbelow(1 << 32)) if seed is None else seed
+    seed = broadcast(new_seed()) if seed is None else seed
     with flags_in_errors(GenerateOptions):
         sampling = SamplingConfig(**defaults.sampling | options.sampling | {"seed": seed})
     if options.save_cache:
