@@ -1,13 +1,15 @@
 """The command line: one app, one module per command; turns errors into exit statuses."""
 
+import atexit
 import errno
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -163,7 +165,17 @@ def main() -> None:
     streams.adapt_streams()
     status = run(sys.argv[1:])
     signals.restore_default_handlers()
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """End the process, where possible without Python's shutdown, which takes 7 ms."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
     if launched():  # torch's threads may still call Python, and would crash in its shutdown
+        console.flush()
+        os._exit(status)
+    if all(thread.daemon for thread in others):
+        atexit._run_exitfuncs()
         console.flush()
         os._exit(status)
     gc.freeze()  # skips Python's last garbage collection, which takes 150 ms
