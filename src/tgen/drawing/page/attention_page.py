@@ -40,7 +40,7 @@ from tgen.reports.number_format import count
 
 _SCALE = 65535  # stands for a weight of 1
 _STYLE = "page.css"
-_SCRIPTS = ("data.js", "matrix.js", "tables.js", "page.js")  # in this order
+_SCRIPTS = ("dom.js", "weights.js", "data.js", "matrix.js", "tables.js", "page.js")  # in this order
 # Characters that could end a script element or one of its lines.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay

@@ -6,8 +6,10 @@ const FONT = '11px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono",
 
 class MatrixView {
   /* `onHover` receives the cell under the pointer or null, `onSelect` the cell clicked. */
-  constructor(canvas, { onHover, onSelect }) {
+  constructor(canvas, { labels, colors, onHover, onSelect }) {
     this.canvas = canvas;
+    this.labels = labels;
+    this.colors = colors;
     this.weights = make('canvas');
     this.painted = null;
     this.frame = canvas.parentElement;
@@ -23,7 +25,7 @@ class MatrixView {
   }
 
   show(matrix, cell, { follow }) {
-    if (matrix !== this.painted) paint(this.weights, matrix);
+    if (matrix !== this.painted) paint(this.weights, matrix, this.colors);
     this.painted = matrix;
     this.cell = cell;
     this.draw();
@@ -31,6 +33,13 @@ class MatrixView {
       const [x, y] = [cell.key, cell.query].map((i) => this.margin + i * this.step);
       reveal(this.frame, x, y, this.step, this.step);
     }
+  }
+
+  /* Show the matrices of another text. */
+  relabel(labels) {
+    this.labels = labels;
+    this.painted = this.frameWidth = null;
+    this.resize();
   }
 
   /* Cells are as wide as fits: a whole number of device pixels where wide, and at least one. */
@@ -41,15 +50,15 @@ class MatrixView {
     this.frameWidth = width;
     const context = this.canvas.getContext('2d');
     context.font = FONT;
-    const longest = Math.max(...data.tokens.map(({ label }) => context.measureText(label).width));
+    const longest = Math.max(...this.labels.map((label) => context.measureText(label).width));
     const labelWidth = Math.ceil(Math.min(longest + 14, 110, width / 4));
-    this.labeled = (width - labelWidth) / size >= MIN_LABELED_STEP;
+    this.labeled = (width - labelWidth) / this.labels.length >= MIN_LABELED_STEP;
     this.margin = this.labeled ? labelWidth : 34;
-    const pixels = ((width - this.margin - 2) * this.ratio) / size;
+    const pixels = ((width - this.margin - 2) * this.ratio) / this.labels.length;
     const cellPixels = pixels < 8 ? Math.max(pixels, 1) : Math.floor(pixels);
     this.step = Math.min(cellPixels / this.ratio, 44);
     this.frame.classList.toggle('scrolls', pixels < 1);
-    const side = Math.ceil(this.margin + this.step * size + 2);
+    const side = Math.ceil(this.margin + this.step * this.labels.length + 2);
     this.canvas.width = this.canvas.height = Math.ceil(side * this.ratio);
     this.canvas.style.width = this.canvas.style.height = `${side}px`;
     this.draw();
@@ -59,7 +68,7 @@ class MatrixView {
     const index = (offset) => Math.floor((offset - this.margin) / this.step);
     const box = this.canvas.getBoundingClientRect();
     const [query, key] = [index(event.clientY - box.top), index(event.clientX - box.left)];
-    const inside = query >= 0 && key >= 0 && query < size && key < size;
+    const inside = query >= 0 && key >= 0 && query < this.labels.length && key < this.labels.length;
     return inside ? { query, key } : null;
   }
 
@@ -68,7 +77,7 @@ class MatrixView {
     const { margin, step } = this;
     const style = getComputedStyle(this.canvas);
     const color = (name) => style.getPropertyValue(name);
-    const side = step * size;
+    const side = step * this.labels.length;
     const context = this.canvas.getContext('2d');
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
@@ -85,7 +94,7 @@ class MatrixView {
   /* Hatch the masked cells, so that they do not look like weights of 0. */
   hatch(context, color) {
     const { margin } = this;
-    const side = this.step * size;
+    const side = this.step * this.labels.length;
     context.save();
     context.beginPath();
     context.rect(margin, margin, side, side);
@@ -103,7 +112,7 @@ class MatrixView {
 
   drawLabels(context, soft, ink) {
     const { margin, step, cell } = this;
-    data.tokens.forEach(({ label }, i) => {
+    this.labels.forEach((label, i) => {
       const text = this.shorten(context, label, margin - 10);
       const middle = margin + (i + 0.5) * step;
       context.fillStyle = i === cell.query ? ink : soft;
@@ -135,11 +144,11 @@ class MatrixView {
       context.fillStyle = color;
       context.textAlign = name === 'query' ? 'right' : 'center';
       if (name === 'query') context.fillText(i, margin - 6, middle);
-      else context.fillText(i, Math.min(middle, margin + step * size - 9), margin - 12);
+      else context.fillText(i, Math.min(middle, margin + step * this.labels.length - 9), margin - 12);
     };
     for (const name of ['query', 'key']) {
       const selected = cell[name];
-      for (let i = 0; i < size; i += interval) {
+      for (let i = 0; i < this.labels.length; i += interval) {
         if (Math.abs(i - selected) * step >= 26) drawNumber(i, name, soft);
       }
       drawNumber(selected, name, ink);
@@ -150,7 +159,7 @@ class MatrixView {
   drawCell(context, ink, paper) {
     const { margin, step } = this;
     const { query, key } = this.cell;
-    const side = step * size;
+    const side = step * this.labels.length;
     const [x, y] = [margin + key * step, margin + query * step];
     context.lineWidth = 1;
     context.strokeStyle = ink;

@@ -81,7 +81,7 @@ function addThumbnails() {
         continue;
       }
       const canvas = make('canvas');
-      paint(canvas, matrices[index], factor);
+      paint(canvas, matrices[index], colors, factor);
       const role = reportOf(matrices[index])?.role;
       const name = `Layer ${layer}, head ${headName(head)}${role ? `: ${role}` : ''}`;
       const button = make('button', {
@@ -202,8 +202,8 @@ function render() {
 byId('main').hidden = false;
 addLegend();
 const buttons = addThumbnails();
-const view = new MatrixView(byId('matrix'), { onHover: hover, onSelect: select });
-const strip = tokenButtons(byId('strip'), {
+const view = new MatrixView(byId('matrix'), { labels, colors, onHover: hover, onSelect: select });
+const strip = tokenButtons(byId('strip'), labels, {
   onHover: (token) => hover(token === null ? null : largestCell(token)),
   onSelect: (token) => select(largestCell(token)),
 });

@@ -130,7 +130,7 @@ function addSurprisal(onSelect) {
       `: ${surprisal.toFixed(2)} bits, rank ${rank}. Most likely: `,
       make('b', { className: 'token' }, top), ` (${(100 * probability).toFixed(1)}%).`);
   };
-  const buttons = tokenButtons(byId('surprisal'), {
+  const buttons = tokenButtons(byId('surprisal'), labels, {
     onHover: (i) => show(i ?? selected),
     onSelect: (i) => {
       buttons[selected].tabIndex = -1;

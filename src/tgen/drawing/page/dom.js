@@ -1,0 +1,60 @@
+'use strict';
+/* DOM helpers. Tokens are inserted as text, never as markup. */
+
+const byId = (id) => document.getElementById(id);
+
+/* Create an element with properties and children; strings become text. */
+function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes('-') || name === 'role' || name === 'scope') node.setAttribute(name, value);
+    else node[name] = value;
+  }
+  node.append(...children);
+  return node;
+}
+
+/* Scroll only `box`, until a rectangle in it is visible. */
+function reveal(box, x, y, width, height) {
+  const margin = 6;
+  const clamp = (offset, low, high) => Math.max(Math.min(offset, low - margin), high + margin);
+  box.scrollLeft = clamp(box.scrollLeft, x, x + width - box.clientWidth);
+  box.scrollTop = clamp(box.scrollTop, y, y + height - box.clientHeight);
+}
+
+/* Return a token's label as nodes; the marks for leading whitespace are dimmed. */
+function tokenText(label) {
+  const [space] = /^[·⏎⇥]*/u.exec(label);
+  const rest = label.slice(space.length);
+  return space ? [make('span', { className: 'space' }, space), rest] : [rest];
+}
+
+/* Add one button per token, with one Tab stop; `onHover` receives the token under the pointer or
+   null, `onSelect` the token clicked or reached by keyboard. */
+function tokenButtons(box, labels, { onHover, onSelect }) {
+  const buttons = labels.map((label, i) => {
+    const properties = { type: 'button', className: 'chip', tabIndex: -1, 'data-token': i };
+    return make('button', properties, ...tokenText(label));
+  });
+  buttons.forEach((button, i) => {
+    box.append(button);
+    if (labels[i].endsWith('⏎')) box.append(make('br'));
+  });
+  const tokenAt = (event) => {
+    const button = event.target.closest('button');
+    return button ? Number(button.dataset.token) : null;
+  };
+  box.addEventListener('pointerover', (event) => onHover(tokenAt(event)));
+  box.addEventListener('pointerleave', () => onHover(null));
+  box.addEventListener('click', (event) => tokenAt(event) !== null && onSelect(tokenAt(event)));
+  box.addEventListener('keydown', (event) => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    const ends = { Home: 0, End: labels.length - 1 }[event.key];
+    if (step === undefined && ends === undefined) return;
+    const next = ends ?? Math.min(Math.max(tokenAt(event) + step, 0), labels.length - 1);
+    event.preventDefault();
+    onSelect(next);
+    buttons[next].focus();
+  });
+  return buttons;
+}
