@@ -70,6 +70,13 @@ def open_model(
     return LoadedModel(bundle, engine, store)
 
 
+def make_vocabulary(bundle: ModelBundle) -> Vocabulary:
+    """Return the vocabulary of a model, for generation."""
+    tokenizer = bundle.tokenizer
+    encode = partial(tokenizer.encode, continuation=True)
+    return Vocabulary(TokenBytes(tokenizer), bundle.end_ids, encode, tokenizer.unused_ids)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     """The options for computing tokens; they do not change the tokens."""
@@ -130,10 +137,7 @@ class LoadedModel:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The bytes of each token, and which tokens end a text."""
-        encode = partial(self.tokenizer.encode, continuation=True)
-        return Vocabulary(
-            TokenBytes(self.tokenizer), self.bundle.end_ids, encode, self.tokenizer.unused_ids
-        )
+        return make_vocabulary(self.bundle)
 
     @cached_property
     def chat_format(self) -> "ChatFormat":

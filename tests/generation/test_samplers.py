@@ -1,6 +1,5 @@
 """Samplers and penalties equal those of transformers or their definition; so do the samples."""
 
-import math
 from collections import Counter
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as reference
 
+from support.chi_squared import critical_value
 from tgen.config import SAMPLERS, SamplingConfig
 from tgen.generation import logits_processors
 from tgen.generation import sample as sampler
@@ -153,12 +153,6 @@ SEEN = [2, 5, 1, 5, 2]
 N = 40_000  # samples
 # The random numbers of a seed's 64 positions are generated together.
 PLACES = dict(seeds=[i // 64 for i in range(N)], positions=[i % 64 for i in range(N)])
-
-
-def critical_value(degrees, alpha):
-    """Return the critical value of chi-square at level alpha (Wilson and Hilferty 1931)."""
-    z = -float(torch.special.ndtri(torch.tensor(alpha, dtype=torch.float64)))
-    return degrees * (1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))) ** 3
 
 
 @pytest.mark.parametrize("number", range(len(MISTAKES)))

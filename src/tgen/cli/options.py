@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from enum import Enum
@@ -63,9 +63,16 @@ class Reader(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def nested(options_type: type, **readers: Reader) -> Any:
-    """Declare a field that collects the given options of another dataclass in a dict."""
-    return field(default_factory=dict, metadata={"nested": options_type, "readers": readers})
+def nested(
+    options_type: type, *, only: Collection[str] = (), panel: str | None = None, **readers: Reader
+) -> Any:
+    """Declare a field that collects the given options of another dataclass in a dict.
+
+    `only` are the names of its fields that become options, by default all; `panel` is the panel of
+    the help that lists them, by default each option's own.
+    """
+    metadata = {"nested": options_type, "readers": readers, "only": only, "panel": panel}
+    return field(default_factory=dict, metadata=metadata)
 
 
 def engine_options(**help_texts: str) -> Any:
@@ -179,17 +186,23 @@ def help_text(run: Callable[..., Any]) -> str:
 
 
 def _parameters(
-    options_type: type, owner: str = "", help_texts: Mapping[str, str] = MappingProxyType({})
+    options_type: type,
+    owner: str = "",
+    help_texts: Mapping[str, str] = MappingProxyType({}),
+    panel: str | None = None,
 ) -> Iterator[_Parameter]:
     hints = get_type_hints(options_type)
     for one in fields(options_type):
         details = one.metadata
         if "nested" in details:
             texts = details.get("help_texts", {})
-            for parameter in _parameters(details["nested"], one.name, texts):
-                reader = details["readers"].get(parameter.field)
-                yield _with_reader(parameter, reader) if reader else parameter
+            for parameter in _parameters(details["nested"], one.name, texts, details.get("panel")):
+                reader, only = details["readers"].get(parameter.field), details.get("only")
+                if not only or parameter.field in only:
+                    yield _with_reader(parameter, reader) if reader else parameter
         elif details.get("flags") or "argument" in details:
+            if panel:
+                details = MappingProxyType({**details, "panel": panel})
             kind, default = hints[one.name], one.default
             required = one.default is MISSING is one.default_factory and not owner
             if required:

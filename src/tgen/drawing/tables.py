@@ -12,9 +12,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from tgen.config import SamplingConfig
 from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import cut, label
 from tgen.inspection.model_summary import name_layers
+from tgen.reports.generation import SamplingDistribution
 from tgen.reports.inspection import (
     AttributionReport,
     Check,
@@ -43,6 +45,7 @@ _SCALES = {
 }
 _MAX_BAR = 30  # columns of the longest bar
 _TEXT_COLUMNS = 50  # columns left of the bars
+_CANDIDATE_COLUMNS = 50  # columns of a candidate beside its probabilities after samplers
 _LAYER_COLUMNS = 10
 _MIN_CELL, _MAX_CELL = 9, 18  # columns per position
 _MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
@@ -172,6 +175,53 @@ def prediction_table(predictions: Sequence[Prediction], *, context: str, width: 
             "█" * round(candidate.probability * _bar_columns(width)),
         )
     return rows
+
+
+def distribution_table(
+    report: SamplingDistribution, sampling: SamplingConfig, *, context: str, width: int
+) -> list[Table | Text]:
+    """Return the candidates with their probability before and after each sampler, and what each
+    sampler removed. Without room, only the first and the last probabilities are shown."""
+    steps = report.steps
+    columns = [f">{step.sampler}" for step in steps]
+    room = width - _CANDIDATE_COLUMNS
+    hidden = len(columns) > 1 and sum(map(len, columns)) + len(columns) > room
+    shown = slice(-1, None) if hidden else slice(None)
+    title = f"next token after {context}: probability before and after each sampler"
+    names = ["token", ">id", ">logit", ">model", *columns[shown], ""]
+    if hidden:
+        names[-2] = ">sampled"
+    rows = table(*names)
+    bar = min(max(room - sum(map(len, columns[shown])) - len(columns[shown]), 0), _MAX_BAR)
+    for one in report.candidates:
+        cells = [f"{p:.1%}" if p else "–" for p in one.after[shown]]
+        rows.add_row(
+            Text(label(one.text, width=20)),
+            str(one.id),
+            f"{one.logit:.2f}",
+            f"{one.probability:.1%}",
+            *cells,
+            "█" * round(one.final * bar)
+            or (f"removed by {one.removed_by}" if not one.final else ""),
+        )
+    lines: list[Table | Text] = [Text(title, style="italic"), rows, Text()]
+    for step in steps:
+        value = getattr(sampling, step.sampler, "")
+        if step.sampler == "xtc":
+            value = f"{sampling.xtc_threshold:g}, acts in {sampling.xtc_probability:.0%} of draws"
+        elif isinstance(value, float):
+            value = f"{value:g}"
+        effect = "removes no token"
+        if step.candidates:
+            effect = (
+                f"removes {count(step.candidates, 'token')} (probability {step.probability:.1%}), "
+                f"leaves {step.left:,}"
+            )
+        lines.append(Text(f"{step.sampler} {value}".rstrip() + f": {effect}", style="dim"))
+    if hidden:
+        note = "this width has no room for the probabilities between the samplers: see --csv"
+        lines.append(Text(note, style="dim"))
+    return lines
 
 
 def _bar_columns(width: int) -> int:

@@ -151,17 +151,18 @@ def sample(
     may_remove_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
     if sampling.temperature == 0 and not may_remove_best and not explanations:
         return best.tolist()  # type: ignore[no-any-return]
-    names = [*sampling.samplers]
-    if sampling.temperature == 0 and "temperature" not in names:
-        names.append("temperature")
-    active = [name for name in names if name != "top_n_sigma" or sampling.top_n_sigma]
-    first_k = sampling.top_k if active[:1] == ["top_k"] and not explanations else 0
+    active = np.zeros(len(logits), bool)
+    if sampling.xtc_probability:
+        active = np.array(uniforms(seeds, positions, XTC)) < sampling.xtc_probability
+    samplers = enabled_samplers(sampling, active)
+    first_k = sampling.top_k if [*samplers][:1] == ["top_k"] and not explanations else 0
     ids, candidates = sort_candidates(logits, first_k)
-    enabled = _enabled_samplers(sampling, seeds, positions)
-    for name in filter(enabled.get, names):
-        before, candidates = candidates, enabled[name](candidates)
+    for name, apply in samplers.items():
+        before, candidates = candidates, apply(candidates)
         if explanations:
-            _explain(name, before, candidates, explanations)
+            rows = zip(explanations, removed_candidates(name, before, candidates), strict=True)
+            for steps, removed in rows:
+                steps.append(removed)
     cumulative = np.cumsum(softmax(candidates), axis=1)
     u = np.array(uniforms(seeds, positions, TOKEN))[:, None]
     chosen = (cumulative <= u * cumulative[:, -1:]).sum(axis=1)
@@ -186,10 +187,11 @@ def _is_compiled(sampling: SamplingConfig) -> bool:
     )
 
 
-def _enabled_samplers(
-    sampling: SamplingConfig, seeds: Sequence[int], positions: Sequence[int]
+def enabled_samplers(
+    sampling: SamplingConfig, xtc_active: NDArray[np.bool_]
 ) -> dict[str, Callable[[SortedLogits], SortedLogits]]:
-    """Return the samplers that are not disabled, by name."""
+    """Return the samplers that are not disabled, by name and in order; XTC acts on the rows of
+    `xtc_active` (B,)."""
     s = sampling
     samplers: dict[str, Callable[[SortedLogits], SortedLogits]] = {
         "temperature": partial(apply_temperature, temperature=s.temperature)
@@ -205,24 +207,22 @@ def _enabled_samplers(
     if s.top_n_sigma:
         samplers["top_n_sigma"] = partial(top_n_sigma, n=s.top_n_sigma)
     if s.xtc_probability:
-        active = np.array(uniforms(seeds, positions, XTC)) < s.xtc_probability
-        samplers["xtc"] = partial(xtc, threshold=s.xtc_threshold, active=active)
-    return samplers
+        samplers["xtc"] = partial(xtc, threshold=s.xtc_threshold, active=xtc_active)
+    names = [*s.samplers]
+    if s.temperature == 0 and "temperature" not in names:
+        names.append("temperature")
+    return {name: samplers[name] for name in names if name in samplers}
 
 
-def _explain(
-    name: str,
-    before: SortedLogits,
-    after: SortedLogits,
-    explanations: Sequence[list[RemovedCandidates]],
-) -> None:
-    """Append per row what a sampler removed."""
+def removed_candidates(
+    name: str, before: SortedLogits, after: SortedLogits
+) -> list[RemovedCandidates]:
+    """Return what a sampler removed, per row of the logits before and after it, (B, K)."""
     removed = (before > -np.inf) & (after == -np.inf)
     masses = np.where(removed, softmax(before), 0).sum(axis=1)
     left = (after > -np.inf).sum(axis=1)
-    rows = zip(explanations, removed.sum(axis=1), masses, left, strict=True)
-    for steps, n, mass, n_left in rows:
-        steps.append(RemovedCandidates(name, int(n), float(mass), int(n_left)))
+    rows = zip(removed.sum(axis=1), masses, left, strict=True)
+    return [RemovedCandidates(name, int(n), float(mass), int(n_left)) for n, mass, n_left in rows]
 
 
 def describe(logits: Logits, tokens: Sequence[int]) -> list[tuple[float, int, float]]:

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config.index_ranges import parse_indices
 from tgen.errors import UsageError
@@ -183,6 +187,17 @@ class Inspector:
     def positions(self) -> list[PositionsReport]:
         """Return the position encoding."""
         return position_encoding(self.model)
+
+    @torch.no_grad()
+    def next_logits(self, query: int = -1) -> NDArray[np.float32]:
+        """Return the logits (V,) of the token after position `query`."""
+        x = self.model.hidden_states(token_batch(self.model, [self.ids]))[0, query]
+        return self.model.logits(x).float().cpu().numpy()
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Fields of SamplingConfig that the model's generation_config.json sets."""
+        return generation_config.read(self.bundle.settings_path).sampling
 
     def predictions(self, *, query: int = -1, top: int = 10) -> list[Prediction]:
         """Return the `top` candidates for the token after `query`."""

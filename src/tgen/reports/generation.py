@@ -1,4 +1,5 @@
-"""A generated token, what samplers removed before it was sampled, a generated text, its rates."""
+"""A generated token, what samplers removed before it was sampled, the distribution it was sampled
+from, a generated text, its rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,35 @@ class RemovedCandidates(NamedTuple):
     candidates: int  # removed
     probability: float  # their total
     left: int  # candidates after the sampler
+
+
+PENALTIES = "penalties"  # the step before the samplers: penalties, biases, bans and constraints
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateProbabilities:
+    """A candidate for the next token: its probability before, between and after the samplers."""
+
+    id: int
+    text: bytes
+    logit: float  # of the model
+    probability: float  # of the model
+    after: list[float]  # probability after each step
+    removed_by: str  # the step that removed it; "": none. XTC removes it in some of the draws
+    final: float  # probability of being sampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingDistribution:
+    """The distribution of the next token before and after each sampler.
+
+    With XTC, which acts in some of the draws, `steps` and `removed_by` describe those draws, and
+    probabilities are means over all draws.
+    """
+
+    steps: list[RemovedCandidates]
+    xtc_probability: float  # the share of draws in which XTC acts
+    candidates: list[CandidateProbabilities]  # the most likely first
 
 
 Finish = Literal["stop", "length", "context"]  # end token or stop string, -n, full context

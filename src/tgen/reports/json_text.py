@@ -33,7 +33,8 @@ def json_record(report: "RunReport") -> dict[str, Any]:
 
 
 def json_value(report: Any) -> Any:
-    """Return a report as JSON values: dataclasses become objects, arrays become lists.
+    """Return a report as JSON values: dataclasses and named tuples become objects,
+    arrays become lists.
 
     Rows of a field with the metadata `causal` end at the diagonal. NaN and infinities become null.
     """
@@ -53,6 +54,8 @@ def json_value(report: Any) -> Any:
         return json_value(report.tolist())
     if isinstance(report, dict):
         return {name: json_value(value) for name, value in report.items()}
+    if isinstance(report, tuple) and hasattr(report, "_asdict"):
+        return json_value(report._asdict())
     if isinstance(report, list | tuple):
         return [json_value(value) for value in report]
     if isinstance(report, bytes):

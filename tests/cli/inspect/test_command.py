@@ -16,10 +16,12 @@ from tgen.checkpoint import model_dir
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
 from tgen.cli.inspect.options import View
-from tgen.config import ModelConfig
+from tgen.config import ModelConfig, SamplingConfig
 from tgen.drawing.heat_map import AUTO_SELECTED
 from tgen.drawing.page import attention_page
+from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import make_vocabulary
 from tgen.reports.json_text import json_value
 
 
@@ -47,6 +49,29 @@ def test_json_equals_the_reports(inspect, inspector):
     assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["target"]
     assert all(check["passed"] for check in record["verify"])
     assert record["training"][0]["kind"] == "PlanReport"
+
+
+def test_predictions_with_sampling_options_are_those_of_generate(inspect, inspector):
+    flags = ["--view=predict", "--temperature=0.7", "--top-k=5", "--samplers=top-k,temperature"]
+    report = json.loads(inspect(*flags, "--repetition-penalty=1.2", "--json").stdout)["predict"]
+    sampling = SamplingConfig(
+        temperature=0.7, top_k=5, samplers="top_k,temperature", repetition_penalty=1.2
+    )
+    expected = sampling_distribution(
+        inspector.next_logits(), inspector.ids, sampling, make_vocabulary(inspector.bundle), top=10
+    )
+    assert report == json_value(expected)
+    assert [step["sampler"] for step in report["steps"]] == ["penalties", "top_k", "temperature"]
+    rows = [*csv.DictReader(io.StringIO(inspect(*flags, "--csv", "-").stdout.decode()))]
+    assert [float(row["final"]) > 0 for row in rows] == [True] * 5 + [False] * 5
+    assert {row["removed_by"] for row in rows} == {"", "top_k"}
+    shown = inspect(*flags, "--width", "100").stdout.decode()
+    assert shown.count("removed by top_k") == 5
+    assert "top_k 5: removes" in shown
+    assert "temperature 0.7: removes no token" in shown
+    narrow = inspect(*flags, "--width", "60").stdout.decode()
+    assert "no room for the probabilities between" in narrow
+    assert "sampled" in narrow
 
 
 def test_every_view_describes_every_family(inspect, family, model_directory, tmp_path):

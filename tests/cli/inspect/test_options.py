@@ -39,6 +39,9 @@ from tgen.tokenizer import train_char
         (["--view", "tokens", "--cells", "num"], "--cells"),
         (["--view", "predict", "--layer", "1"], "--layer"),
         (["--hide-first", "--keys", "0:2"], "--hide-first"),
+        (["--view", "tokens", "--repetition-penalty", "2"], "--repetition-penalty"),
+        (["--view", "predict", "--samplers", "nothing"], "--samplers"),
+        (["--view", "predict", "--top-p", "2"], "--top-p"),
     ],
 )
 def test_conflicting_options_are_usage_errors(inspect, arguments, named, tmp_path, monkeypatch):

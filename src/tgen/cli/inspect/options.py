@@ -8,21 +8,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tgen.cli.options import (
+    Reader,
     adapter_option,
     check_output_file,
+    flag_of,
     json_option,
     model_option,
+    nested,
     prompt_file_option,
     prompt_option,
     quiet_option,
 )
+from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option
 from tgen.drawing import Cells, Scale
 from tgen.errors import UsageError
 
-_SELECTION, _DRAWING, _FILES = "Selection", "Drawing", "Files"
-PANELS = (_SELECTION, _DRAWING, _FILES, "Output")
+_SELECTION, _SAMPLING, _DRAWING, _FILES = "Selection", "Sampling", "Drawing", "Files"
+PANELS = (_SELECTION, _SAMPLING, _DRAWING, _FILES, "Output")
+# The samplers and penalties that can change the probabilities of a prompt's next token.
+_SAMPLING_FIELDS = {"temperature", "top_k", "top_p"} | {
+    one.name
+    for one in fields(SamplingConfig)
+    if one.metadata.get("panel") in ("Penalties", "Other samplers")
+    and one.name not in ("penalize_prompt", "dry_breakers")
+}
 
 
 class View(StrEnum):
@@ -119,6 +130,9 @@ class InspectOptions:
     tail: bool = option(
         False, "Keep only the end of a text longer than the context.", "--tail", panel=_SELECTION
     )
+    sampling: dict[str, Any] = nested(
+        SamplingConfig, only=_SAMPLING_FIELDS, panel=_SAMPLING, samplers=Reader(str, str)
+    )
     cells: Cells = option(
         "auto",
         "Cell style: percentages (num), colored blocks or lists of top keys; auto picks by width.",
@@ -152,6 +166,7 @@ class InspectOptions:
     quiet: bool = quiet_option()
 
     def __post_init__(self) -> None:
+        SamplingConfig(**self.sampling)  # raises UsageError before a model is loaded
         self._check_views()
         self._check_files()
         self._check_unused()
@@ -250,7 +265,7 @@ class InspectOptions:
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""
         views = set(self.views) | ({View.heads, View.attention} if self.html else set())
-        flags = {one.name: one.metadata["flags"][0] for one in fields(self)}
+        flags = {name: flag_of(InspectOptions, name) for name in _VIEWS_BY_FIELD}
         given = {
             one.name
             for one in fields(self)
@@ -262,6 +277,9 @@ class InspectOptions:
                 raise UsageError(
                     f"{flags[name]}: no effect on this view", f"use it with --view {names}"
                 )
+        if self.sampling and View.predict not in views:
+            flag = flag_of(SamplingConfig, next(iter(self.sampling)))
+            raise UsageError(f"{flag}: no effect on this view", "use it with --view predict")
         whole = "--json" if self.json else next(iter(self.files), None)
         if whole and views & set(MATRIX_VIEWS):
             listing = _VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)

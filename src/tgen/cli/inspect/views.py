@@ -13,6 +13,7 @@ from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions, View
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.rich_console import out
+from tgen.config import SamplingConfig
 from tgen.config.index_ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map
@@ -20,6 +21,7 @@ from tgen.drawing.heat_map_terminal import draw_heat_map
 from tgen.drawing.tables import (
     attribution_table,
     checks_table,
+    distribution_table,
     lens_table,
     prediction_table,
     summary_table,
@@ -27,7 +29,9 @@ from tgen.drawing.tables import (
 )
 from tgen.drawing.terminal_text import label
 from tgen.errors import UsageError
+from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import make_vocabulary
 from tgen.reports.inspection import (
     AttentionReport,
     Contribution,
@@ -179,13 +183,40 @@ def field_rows(kind: type, records: Iterable[object], without: str = "") -> Iter
 
 def _predict(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     query = _single_query(View.predict, inspector, options)
-    report = inspector.predictions(query=query, top=options.top or 10)
     context = f"{query} {label(inspector.tokens[query], width=16)}"
+    if options.sampling:
+        return _sampled(inspector, options, query, context)
+    report = inspector.predictions(query=query, top=options.top or 10)
     rows = ((one.id, one.text, one.probability, one.logit) for one in report)
     return ViewOutput(
         report,
         lambda: [prediction_table(report, context=context, width=out.width)],
         [("id", "token", "probability", "logit"), *rows],
+    )
+
+
+def _sampled(inspector: Inspector, options: InspectOptions, query: int, context: str) -> ViewOutput:
+    """Show the distribution before and after each sampler, with the settings of tgen generate."""
+    sampling = SamplingConfig(**inspector.sampling_defaults | options.sampling)
+    report = sampling_distribution(
+        inspector.next_logits(query),
+        inspector.ids[: query + 1],
+        sampling,
+        make_vocabulary(inspector.bundle),
+        top=options.top or 10,
+    )
+
+    def rows() -> Iterator[Row]:
+        names = [step.sampler for step in report.steps]
+        yield "id", "token", "logit", "probability", *names, "removed_by", "final"
+        for one in report.candidates:
+            numbers = one.id, one.text, one.logit, one.probability, *one.after
+            yield *numbers, one.removed_by, one.final
+
+    return ViewOutput(
+        report,
+        lambda: distribution_table(report, sampling, context=context, width=out.width),
+        rows(),
     )
 
 

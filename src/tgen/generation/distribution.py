@@ -1,0 +1,107 @@
+"""The distribution of the next token after each sampler, computed by the samplers themselves."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgen.config import SamplingConfig
+from tgen.errors import ModelError
+from tgen.generation.logits_processors import LogitsProcessors
+from tgen.generation.sample import (
+    enabled_samplers,
+    removed_candidates,
+    softmax,
+    sort_candidates,
+)
+from tgen.generation.sequence import Request, SequenceState
+from tgen.generation.vocabulary import Vocabulary
+from tgen.reports.generation import (
+    PENALTIES,
+    CandidateProbabilities,
+    SamplingDistribution,
+)
+
+_ANY_LENGTH = 1 << 40  # a context that no text fills
+
+
+def sampling_distribution(
+    logits: NDArray[np.floating],
+    ids: Sequence[int],
+    sampling: SamplingConfig,
+    vocabulary: Vocabulary,
+    *,
+    prompt_length: int | None = None,
+    top: int = 0,
+    also: Iterable[int] = (),
+) -> SamplingDistribution:
+    """Return the distribution of the token after `ids` before and after each sampler, from the
+    model's logits (V,).
+
+    The first `prompt_length` ids (None: all) are the prompt. Listed are the `top` candidates by
+    the larger of their probabilities before and after sampling (0: all), and those of `also`.
+    Raises ModelError for logits that are not finite, UsageError if no token is allowed.
+    """
+    model_logits = vocabulary.only_tokens(np.array(logits, np.float32)[None])
+    if not np.isfinite(model_logits.max()):
+        raise ModelError("the model's logits are not finite", "use another, undamaged model")
+    processed = model_logits.copy()
+    has_penalties = _process(processed[0], ids, sampling, vocabulary, prompt_length)
+    # With XTC, the draws in which it acts (the last row) and those in which it does not.
+    chance = sampling.xtc_probability if "xtc" in sampling.samplers else 0.0
+    acts = np.array([True] if chance == 1 else [False, True] if chance else [False])
+    shares = np.array([1 - chance, chance]) if len(acts) == 2 else np.ones(1)
+    order, candidates = sort_candidates(processed, 0)
+    candidates = np.repeat(candidates, len(acts), axis=0)
+    before = np.take_along_axis(model_logits, order, axis=1).astype(np.float64)
+    before = np.repeat(before, len(acts), axis=0)
+    steps = [(PENALTIES, before, candidates)] if has_penalties else []
+    for name, apply in enabled_samplers(sampling, acts).items():
+        before, candidates = candidates, apply(candidates)
+        steps.append((name, before, candidates))
+    model = softmax(model_logits)[0]
+    probabilities, removed = [model], []
+    removed_by = np.zeros(len(model), np.int64)
+    by_id = np.argsort(order[0])  # the inverse permutation
+    for i, (name, before, after) in enumerate(steps, 1):
+        probabilities.append((shares @ softmax(after))[by_id])
+        removed.append(removed_candidates(name, before, after)[-1])
+        removed_by[order[0][(before[-1] > -np.inf) & (after[-1] == -np.inf)]] = i
+    final = probabilities[-1]
+    listed = sort_candidates(np.maximum(model, final)[None], top)[0][0].tolist()
+    listed += [i for i in dict.fromkeys(also) if i not in set(listed)]
+    names = ["", *(name for name, _, _ in steps)]
+    return SamplingDistribution(
+        steps=removed,
+        xtc_probability=chance,
+        candidates=[
+            CandidateProbabilities(
+                id=i,
+                text=vocabulary.bytes_of(i),
+                logit=float(model_logits[0, i]),
+                probability=float(model[i]),
+                after=[float(values[i]) for values in probabilities[1:]],
+                removed_by=names[removed_by[i]],
+                final=float(final[i]),
+            )
+            for i in listed
+        ],
+    )
+
+
+def _process(
+    logits: NDArray[np.float32],
+    ids: Sequence[int],
+    sampling: SamplingConfig,
+    vocabulary: Vocabulary,
+    prompt_length: int | None,
+) -> bool:
+    """Apply penalties, biases and constraints as the loop does; return whether there are any."""
+    prompt, generated = ids[:prompt_length], ids[len(ids[:prompt_length]) :]
+    processors = LogitsProcessors(sampling, vocabulary)
+    state = SequenceState(0, Request(prompt, sampling), vocabulary, processors, _ANY_LENGTH)
+    for token in generated:
+        state.append(token)
+    if state.changes_logits:
+        state.process_logits(logits)
+    return state.changes_logits
