@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tgen.documents.package import DAMAGED_HINT
-from tgen.errors import CorpusError, TgenError
+from tgen.errors import CorpusError, TgenError, is_out_of_memory
 from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
@@ -48,21 +48,26 @@ def main() -> None:
         answer: dict[str, Any] = {"kill": False}
         try:
             answer = {"left_out": _read(request, out)}
-        except MemoryError:
-            answer = {"problem": f"needs more than {request['memory'] >> 20:,} MB of memory"}
-            answer |= {"kill": True, "hint": "split it into smaller files"}
-        except RecursionError:
-            answer |= {"problem": "is nested too deeply", "hint": DAMAGED_HINT}
-        except TgenError as error:
-            answer |= {"problem": _to_line(error.message), "hint": _to_line(error.hint)}
-        except ImportError as error:
-            answer |= {"problem": f"needs the library {_to_line(str(error.name))}"}
-            answer |= {"hint": "install it: pip install 'tgen-lm[documents]'"}
-        except Exception as error:  # a library may raise anything for a damaged file
-            reason = _to_line(f"{type(error).__name__}: {error}")
-            answer |= {"problem": f"is damaged ({reason})", "hint": DAMAGED_HINT}
+        except Exception as error:
+            answer |= _describe(error, request)
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
+
+
+def _describe(error: Exception, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the problem and its hint; a library may raise anything for a damaged file."""
+    if is_out_of_memory(error):  # also of the system, for example when it opens a module
+        problem = f"needs more than {request['memory'] >> 20:,} MB of memory"
+        return {"problem": problem, "kill": True, "hint": "split it into smaller files"}
+    if isinstance(error, RecursionError):
+        return {"problem": "is nested too deeply", "hint": DAMAGED_HINT}
+    if isinstance(error, TgenError):
+        return {"problem": _to_line(error.message), "hint": _to_line(error.hint)}
+    if isinstance(error, ImportError):
+        hint = "install it: pip install 'tgen-lm[documents]'"
+        return {"problem": f"needs the library {_to_line(str(error.name))}", "hint": hint}
+    reason = _to_line(f"{type(error).__name__}: {error}")
+    return {"problem": f"is damaged ({reason})", "hint": DAMAGED_HINT}
 
 
 def _read(request: dict[str, Any], out: BinaryIO) -> dict[str, int]:
