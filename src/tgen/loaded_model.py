@@ -218,7 +218,7 @@ class LoadedModel:
         drafts = None
         if decoding.draft == "auto" and decoding.kv_cache:
             drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
-        with self._borrow_engine() as engine:
+        with self.borrow_engine() as engine:
             yield from generate_requests(
                 engine,
                 source,
@@ -232,7 +232,7 @@ class LoadedModel:
             )
 
     @contextmanager
-    def _borrow_engine(self) -> Iterator[Engine]:
+    def borrow_engine(self) -> Iterator[Engine]:
         """Yield an engine that no other text uses."""
         try:
             engine = self._idle.pop()
@@ -260,7 +260,7 @@ class LoadedModel:
 
         Raises UsageError if the prompt is longer than the context.
         """
-        with self._borrow_engine() as engine:
+        with self.borrow_engine() as engine:
             return compute_prompt_cache(engine, prompt, known)._replace(model=self._origin)
 
     def check_cache(self, cache: PromptCache) -> None:
@@ -312,10 +312,10 @@ class LoadedModel:
         self, ids: Iterable[Sequence[int]], *, stride: int | None = None
     ) -> Iterator[TokenScores]:
         """Yield the scores of all tokens after the first of a text, see `score_stream`."""
-        with self._borrow_engine() as engine:
+        with self.borrow_engine() as engine:
             yield from score_stream(engine, ids, stride=stride)
 
     def score_prompt(self, prompt: Sequence[int], n_top: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of a prompt's tokens, see `logprobs.score_prompt`."""
-        with self._borrow_engine() as engine:
+        with self.borrow_engine() as engine:
             return score_prompt(engine, prompt, n_top)

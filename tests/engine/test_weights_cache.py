@@ -56,7 +56,7 @@ def logits(model):
 def open_cpu(path, **how):
     """Open a model, and end its first text, after which its weights are stored."""
     model = open_model(path, EngineOptions(device="cpu", threads=1, **how))
-    with model._borrow_engine():
+    with model.borrow_engine():
         pass
     wait_for_store()
     return model

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from support.browser import browser
 from support.chats import CHATML, SPECIAL
 from support.models import make_model
 from support.servers import ServerProcess, serving
@@ -16,6 +17,8 @@ from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.tokenizer import Tokenizer
+
+__all__ = ["browser"]
 
 CONTEXT = 2048
 

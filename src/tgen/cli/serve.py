@@ -56,6 +56,7 @@ class ServeOptions:
     port: int = option(
         8000, "Port to listen on; 0 chooses a free one.", "--port", low=0, high=65535
     )
+    open_page: bool = option(False, "Open the live page in a browser.", "--open")
     api_key: str | None = option(
         None,
         "Key that every request but /health must send.",
@@ -190,6 +191,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serve models over OpenAI's, Ollama's and llama.cpp's HTTP APIs.
 
+    In a browser, / is a live page: it writes with the model and shows how. For other clients,
     GET / lists the paths; /health and /metrics are for supervision.
     The texts of a model are generated together; each depends only on its own request and seed.
     Sampling defaults are those of tgen generate.
@@ -198,6 +200,11 @@ def serve(options: ServeOptions) -> None:
     new requests get status 503. A second signal ends it at once. docs/serve.md lists the fields of
     a request and has examples.
     """
+    run_server(options)
+
+
+def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
+    """Serve until a signal ends the server; `text` is what the page starts with."""
     try:
         from tgen.serve import server
         from tgen.serve.access_log import AccessLog
@@ -245,6 +252,8 @@ def serve(options: ServeOptions) -> None:
         for source in sources:
             where = f"{source.adapter or source.path} · serving {source.name}"
             console.print_status(f"{where} on {server.url(sock)}", quiet=quiet)
+        if options.open_page:
+            _open_page(server.url(sock), options.key, text)
 
     log = AccessLog(options.log or ("off" if quiet else "text"), partial(os.write, _STDERR))
     with sock, log.capture_stderr():
@@ -324,3 +333,16 @@ def _model_name(name: str | None, path: Path) -> str:
 
 
 command = make_command(serve, ServeOptions, PANELS)
+
+
+def _open_page(url: str, key: str | None, text: bytes) -> None:
+    """Open the live page; key and text are in the fragment, which browsers do not send."""
+    import threading
+    import webbrowser
+    from urllib.parse import quote, urlencode
+
+    values = {"key": (key or "").encode(), "text": text}
+    fragment = urlencode({name: value for name, value in values.items() if value}, quote_via=quote)
+    address = f"{url}/#{fragment}" if fragment else url
+    # Browsers for terminals return when they end.
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -20,14 +20,14 @@ class Access:
         self._key_digest = _digest(api_key.encode()) if api_key is not None else None
         self._allowed_hosts = allowed_hosts if api_key is None else None
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope, *, needs_key: bool = True) -> None:
         """Raise HttpError for a request that may not be answered."""
         headers = dict(scope["headers"])
         host = _host_name(headers.get(b"host", b""))
         if self._allowed_hosts is not None and host not in self._allowed_hosts:
             message = f"the host {host[:100]!r} is not served without an API key"
             raise HttpError(403, message, code="host_not_allowed")
-        if self._key_digest is None or scope["path"] in _PUBLIC_PATHS:
+        if self._key_digest is None or not needs_key or scope["path"] in _PUBLIC_PATHS:
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         # Digests have equal lengths: the comparison takes the same time for every key.

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tgen.config import CONSTRAINTS
 from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
-from tgen.serve import front_page, llama_cpp, metrics, ollama, responses
+from tgen.serve import front_page, live_views, llama_cpp, metrics, ollama, page_files, responses
 from tgen.serve.access import Access
 from tgen.serve.access_log import AccessLog, LogEntry
 from tgen.serve.answer_json import Answer
@@ -32,6 +32,7 @@ from tgen.serve.http_error import (
     to_http,
     unavailable,
 )
+from tgen.serve.inspection import VIEWS, Inspection
 from tgen.serve.json_body import load_object
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
@@ -44,6 +45,7 @@ from tgen.serve.text_response import (
     TextResponse,
     wait_for_disconnect,
 )
+from tgen.serve.token_answer import TokenAnswer, TokensRequest
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
@@ -57,6 +59,10 @@ _DESCRIPTIONS: dict[str, _Description] = {
     "/tokenize": llama_cpp.tokenize,
     "/detokenize": llama_cpp.detokenize,
     "/apply-template": llama_cpp.apply_template,
+    "/tgen/model": live_views.model_facts,
+    "/tgen/tokens": live_views.tokens,
+    "/tgen/next": live_views.next_token,
+    "/tgen/cache": live_views.cache_times,
 }
 _EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding", "/embeddings")
 
@@ -92,6 +98,7 @@ class Service:
         self._created = int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+        self._inspection = Inspection()
         self._draining = asyncio.Event()
         self._n_open = 0  # requests that are being answered
         self._access = Access(api_key, allowed_hosts)
@@ -108,6 +115,7 @@ class Service:
         self._router = Starlette(
             routes=[
                 Route("/", self._front_page),
+                Route(f"{page_files.PREFIX}{{name}}", page_files.get_page),
                 Route("/health", self._health),
                 Route("/metrics", self._get_metrics),
                 Route("/v1/models", self._list_models),
@@ -123,6 +131,10 @@ class Service:
                 *(
                     Route(path, partial(self._describe, describe=describe), methods=["POST"])
                     for path, describe in _DESCRIPTIONS.items()
+                ),
+                *(
+                    Route(f"/tgen/{view}", partial(self._inspect, view=view), methods=["POST"])
+                    for view in VIEWS
                 ),
                 *(Route(path, _refuse_embeddings, methods=["POST"]) for path in _EMBEDDINGS),
             ],
@@ -156,7 +168,7 @@ class Service:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._access.check(scope)
+            self._access.check(scope, needs_key=not page_files.is_static(scope))
             if scope["path"] not in _ALWAYS_ANSWERED:
                 self._models.check_open()
                 if self._n_open > self._limits.open_requests:
@@ -172,7 +184,8 @@ class Service:
         self._draining.set()
 
     def close(self) -> None:
-        """Prepare no more requests."""
+        """Prepare no more requests, and end the inspection."""
+        self._inspection.close()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
     async def _health(self, request: Request) -> Response:
@@ -181,6 +194,8 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def _front_page(self, request: Request) -> Response:
+        if page_files.wants_page(request.scope):
+            return await page_files.get_page(request)
         return PlainTextResponse(front_page.render(str(request.base_url), [*self._models.sources]))
 
     async def _get_metrics(self, request: Request) -> Response:
@@ -228,6 +243,20 @@ class Service:
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
+    async def _inspect(self, request: Request, view: str) -> Response:
+        """Answer with a view of a text's attention."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            values = await run(self._preparers, load_object, await self._read_body(request))
+        except RecursionError:
+            raise bad_request("the body is nested too deeply") from None
+        name = values.pop("model", self._models.default)
+        if not isinstance(name, str):
+            raise bad_request("model: expected a string", "model")
+        served = await self._open_model(request, name)
+        n_texts = lambda: served.n_texts  # noqa: E731
+        return JSONResponse(await self._inspection.inspect(view, served.model, values, n_texts))
+
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
         body = await self._read_body(request)
@@ -252,7 +281,11 @@ class Service:
             engine.release(n)
             raise
         token_bytes, name = model.vocabulary.bytes_of, served.source.name
-        answer = Answer(text_request, prepared, name, served.fingerprint, token_bytes)
+        facts = prepared, name, served.fingerprint, token_bytes
+        if isinstance(text_request, TokensRequest):
+            answer: Answer = TokenAnswer(text_request, *facts)
+        else:
+            answer = Answer(text_request, *facts)
         job = Job(
             prepared.requests,
             stream=text_request.stream,
@@ -337,6 +370,7 @@ _READERS: dict[str, _Reader] = {
     "/v1/completions": lambda body, model: (parse(body, CompletionRequest, model), OpenAIForm()),
     "/v1/chat/completions": lambda body, model: (parse(body, ChatRequest, model), OpenAIForm()),
     "/v1/responses": responses.read,
+    "/tgen/generate": lambda body, model: (parse(body, TokensRequest, model), OpenAIForm()),
     "/api/generate": ollama.read_generate,
     "/api/chat": ollama.read_chat,
 }

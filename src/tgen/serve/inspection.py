@@ -1,0 +1,112 @@
+"""Attention, the logit lens and what made a word, for the live page; a process of its own computes
+them.
+
+It starts at the first use, and is killed if an answer takes too long or too much memory. Requests
+wait for each other, and for the texts that are being generated, but not for long.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from tgen.loaded_model import LoadedModel
+from tgen.machine import child
+from tgen.serve.http_error import HttpError, bad_request, busy, timed_out
+from tgen.serve.json_body import JsonObject, validate
+from tgen.serve.live_views import Ids
+from tgen.serve.preparation import check_ids
+
+VIEWS = ("heads", "attention", "lens", "why")
+_SECONDS = 60.0  # of one answer
+_MAX_WAITING = 8
+_PATIENCE = 2.0  # seconds until it computes beside texts
+_POLL_SECONDS = 0.05
+
+
+class _Request(JsonObject, extra="forbid"):
+    ids: Ids
+    layer: Annotated[int, Field(ge=0)] = 0
+    head: Annotated[int, Field(ge=0)] = 0
+    query: Annotated[int, Field(ge=0)] = 0
+    target: Annotated[int, Field(ge=0)] | None = None
+
+
+class Inspection:
+    """The process, and the requests that wait for it."""
+
+    def __init__(self) -> None:
+        self._child = child.Child("-m", "tgen.serve.inspection_child")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspect")
+        self._n_waiting = 0
+
+    async def inspect(
+        self, view: str, model: LoadedModel, values: dict[str, Any], n_texts: Callable[[], int]
+    ) -> dict[str, Any]:
+        """Return a view of a text; `n_texts` tells how many texts are being generated.
+
+        Raises HttpError.
+        """
+        request = validate(_Request, values)
+        _check(model, view, request)
+        if self._n_waiting >= _MAX_WAITING:
+            raise busy("too many requests wait for attention", "overloaded")
+        self._n_waiting += 1
+        try:
+            waited = 0.0
+            while n_texts() and waited < _PATIENCE:
+                await asyncio.sleep(_POLL_SECONDS)
+                waited += _POLL_SECONDS
+            bundle = model.bundle
+            line = request.model_dump() | {"view": view, "path": str(bundle.path)}
+            line["adapter"] = None if bundle.adapter is None else str(bundle.adapter)
+            run = asyncio.get_running_loop().run_in_executor
+            answer = await run(self._thread, partial(self._ask, json.dumps(line)))
+        finally:
+            self._n_waiting -= 1
+        if "error" in answer:
+            raise bad_request(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        try:
+            with self._child.use(_SECONDS) as process:
+                assert process.stdin
+                assert process.stdout
+                process.stdin.write(line.encode() + b"\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+                if not answer:
+                    raise EOFError
+        except TimeoutError:
+            raise timed_out(f"attention took more than {_SECONDS:g} seconds") from None
+        except (EOFError, OSError):
+            message = "the text takes too much memory to inspect; shorten it"
+            raise HttpError(400, message, code="out_of_memory") from None
+        result: dict[str, Any] = json.loads(answer)
+        return result
+
+
+def _check(model: LoadedModel, view: str, request: _Request) -> None:
+    """Raise HttpError for numbers that the model or the text does not have."""
+    config, n = model.bundle.config, len(request.ids)
+    limits = {"layer": config.n_layers, "head": config.n_heads, "query": n}
+    for name, limit in limits.items():
+        if getattr(request, name) >= limit:
+            message = f"{name}: invalid value {getattr(request, name)}, expected below {limit}"
+            raise bad_request(message, name)
+    check_ids(request.ids, model.tokenizer.vocab_size, "ids")
+    if n > config.context_length:
+        message = f"the text has {n:,} tokens (limit {config.context_length:,})"
+        raise bad_request(message, "ids", "context_length_exceeded")
+    if view == "why" and request.target is not None:
+        check_ids([request.target], model.tokenizer.vocab_size, "target")

@@ -1,0 +1,134 @@
+"""The process that computes attention for the live page: one JSON request per line, one JSON answer
+per line.
+
+It has torch and the model's weights in float32, one thread and the lowest priority. It serves one
+model at a time.
+"""
+
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tgen.drawing.terminal_text import label
+from tgen.errors import TgenError
+from tgen.inspection.inspector import Inspector
+from tgen.lora.model_with_adapter import load
+from tgen.machine.memory import free_ram
+from tgen.reports.inspection import Matrix, Prediction
+
+_LOWEST_PRIORITY = 19
+_MEMORY_SHARE = 0.5  # of the free memory
+_MIN_BYTES = 2 << 30
+_THUMBNAIL = 32  # pixels
+_SCALE = 65535  # stands for a weight of 1
+_LENS_POSITIONS = 24
+_TOP = 8  # candidates per layer
+
+
+def main() -> None:
+    """Answer requests until the end of stdin.
+
+    A request has the `path` and `adapter` of a model, the `view`, token `ids`, and what the view
+    needs. The answer has what the view returns, or the `error` and its `hint`.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    if hasattr(os, "nice"):
+        os.nice(_LOWEST_PRIORITY)
+    _limit_memory()
+    import torch
+
+    torch.set_num_threads(1)
+    opened: tuple[tuple[str, str | None], Inspector] | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        model = request["path"], request["adapter"]
+        try:
+            if opened is None or opened[0] != model:
+                opened = None  # two models would take twice the memory
+                adapter = model[1] and Path(model[1])
+                opened = model, Inspector(load(Path(model[0]), adapter=adapter), None)
+            inspector = opened[1]
+            inspector.ids = request["ids"]
+            answer = _VIEWS[request["view"]](inspector, request)
+        except TgenError as error:
+            answer = {"error": error.message, "hint": error.hint}
+        sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+
+def _limit_memory() -> None:
+    free = free_ram()
+    with suppress(ImportError, ValueError):
+        import resource
+
+        if free is not None:
+            limit = max(int(_MEMORY_SHARE * free), _MIN_BYTES)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def _heads(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
+    """Return a small picture of each head, layer by layer."""
+    del request
+    config = inspector.config
+    pictures = []
+    for layer in range(config.n_layers):
+        selected = [(layer, head) for head in range(config.n_heads)]
+        reports = inspector.attention(selected)
+        pictures.append([_thumbnail(report.weights) for report in reports])
+    return {"side": min(_THUMBNAIL, len(inspector.ids)), "pictures": pictures}
+
+
+def _thumbnail(weights: Matrix) -> str:
+    """Return the largest weight of each square of a matrix (T, T), as bytes from 0 to 255."""
+    n = len(weights)
+    side = min(_THUMBNAIL, n)
+    starts = np.arange(side) * n // side
+    largest = np.maximum.reduceat(np.maximum.reduceat(weights, starts, axis=0), starts, axis=1)
+    return base64.b64encode(np.rint(255 * largest.clip(0, 1)).astype(np.uint8).tobytes()).decode()
+
+
+def _attention(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the lower triangle of a head's weights, row by row, as 16-bit multiples of 1/65535."""
+    (report,) = inspector.attention([(request["layer"], request["head"])])
+    triangle = report.weights[np.tril_indices(len(report.weights))].astype(np.float64)
+    packed = np.rint(_SCALE * triangle.clip(0, 1)).astype("<u2")
+    return {"window": report.window, "weights": base64.b64encode(packed.tobytes()).decode()}
+
+
+def _lens(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the most likely tokens after each layer, at the position and at those before it."""
+    query = request["query"]
+    first = max(0, query - _LENS_POSITIONS + 1)
+    report = inspector.logit_lens(query=query, first=first, last=query, top=_TOP)
+    return {
+        "layers": report.layers,
+        "first": first,
+        "top": [[label(token) for token in layer] for layer in report.top_texts],
+        "probabilities": np.asarray(report.top_probabilities, np.float64).tolist(),
+        "candidates": [[_prediction(one) for one in layer] for layer in report.candidates],
+        "answer": label(report.answer_text),
+        "ranks": report.answer_ranks,
+        "answer_probabilities": report.answer_probabilities,
+    }
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    return {"label": label(prediction.text), "probability": prediction.probability}
+
+
+_VIEWS: dict[str, Callable[[Inspector, dict[str, Any]], dict[str, Any]]] = {
+    "heads": _heads,
+    "attention": _attention,
+    "lens": _lens,
+}
+
+if __name__ == "__main__":
+    main()

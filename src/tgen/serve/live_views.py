@@ -1,0 +1,207 @@
+"""The facts and numbers of the live page that the engine computes: /tgen/model, /tgen/tokens,
+/tgen/next and /tgen/cache."""
+
+import base64
+import time
+from contextlib import suppress
+from typing import Annotated, Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PlainValidator, model_validator
+
+from tgen.config import SamplingConfig
+from tgen.drawing.colormap import RAMP
+from tgen.engine.base import Engine, reset
+from tgen.errors import ModelError
+from tgen.generation.distribution import sampling_distribution
+from tgen.loaded_model import LoadedModel
+from tgen.serve.http_error import bad_request
+from tgen.serve.json_body import JsonObject, Objects, is_ids, validate
+from tgen.serve.preparation import check_ids
+from tgen.serve.text_request import ChatRequest, to_request
+from tgen.serve.token_answer import MAX_TOP, describe_token, name_token
+
+_REPEATS = 5
+# Fields of SamplingConfig that the page sets; others may take long.
+_SAMPLERS = {
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
+_last_logits: WeakKeyDictionary[LoadedModel, tuple[list[int], NDArray[np.float32]]]
+_last_logits = WeakKeyDictionary()
+
+
+def check_base64(value: Any) -> bytes:
+    """Return the bytes; raises ValueError for another value than base64."""
+    with suppress(ValueError, TypeError):
+        return base64.b64decode(value, validate=True)
+    raise ValueError("base64")
+
+
+def check_token_ids(value: Any) -> list[int]:
+    """Return a list of token ids that is not empty; raises ValueError for another value."""
+    if not value or not is_ids(value):
+        raise ValueError("a list of token ids")
+    return list(value)
+
+
+Ids = Annotated[list[int], PlainValidator(check_token_ids)]
+Base64 = Annotated[bytes, PlainValidator(check_base64)]
+
+
+class _Prompt(JsonObject, extra="forbid"):
+    """A prompt: one of three forms."""
+
+    bytes: Base64 | None = None
+    ids: Ids | None = None
+    messages: Objects | None = None
+    top: Annotated[int, Field(ge=0, le=MAX_TOP)] = 10
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> Self:
+        if sum(one is not None for one in (self.bytes, self.ids, self.messages)) != 1:
+            raise bad_request("expected one of bytes, ids and messages")
+        return self
+
+
+class _Position(JsonObject, extra="forbid"):
+    ids: Ids  # of the text
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None  # of them; None: all
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    top: Annotated[int, Field(ge=1, le=500)] = 24
+
+
+class _Length(JsonObject, extra="forbid"):
+    ids: Ids  # repeated up to the length
+    length: Annotated[int, Field(ge=2)]
+
+
+def model_facts(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page needs to know about a model."""
+    del values
+    config, tokenizer, has_template = model.bundle.config, model.tokenizer, False
+    with suppress(ModelError):
+        has_template = bool(model.chat_format)
+    defaults = SamplingConfig(**model.defaults)
+    return {
+        "name": name,
+        "family": config.family,
+        "vocabulary": tokenizer.vocab_size,
+        "context": model.engine.context_length,
+        "layers": config.n_layers,
+        "heads": config.n_heads,
+        "dtype": model.engine.dtype,
+        "chat": has_template,
+        "residual_stream": not config.post_norm,
+        "controls": {
+            i: name for name, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)
+        },
+        "ramp": RAMP,
+        "sampling": {
+            field: getattr(defaults, field)
+            for field in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        },
+    }
+
+
+def tokens(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a prompt with their log-probabilities, and the ids that end a text.
+
+    Raises HttpError, UsageError and ModelError.
+    """
+    request, ends = validate(_Prompt, values), model.bundle.end_ids
+    if request.ids is not None:
+        check_ids(request.ids, model.tokenizer.vocab_size, "ids")
+        ids = request.ids
+    elif request.messages is not None:
+        chat = to_request({"messages": request.messages}, ChatRequest, name)
+        ids, ends = model.chat_format.encode(chat.conversation), model.chat_format.end_ids | ends
+    else:
+        ids = model.encode(request.bytes or b"")
+    _check_length(model, ids)
+    scored, bytes_of = model.score_prompt(ids, request.top), model.vocabulary.bytes_of
+    return {"tokens": [describe_token(bytes_of, one) for one in scored], "ends": sorted(ends)}
+
+
+def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the distribution of the token after `ids` before and after each sampler.
+
+    Raises HttpError, UsageError and ModelError.
+    """
+    del name
+    request = validate(_Position, values)
+    if unknown := sorted(request.sampling.keys() - _SAMPLERS):
+        raise bad_request(f"sampling.{unknown[0][:60]} is not supported", "sampling")
+    sampling = model.sampling({"penalize_prompt": False} | request.sampling)
+    report = sampling_distribution(
+        _next_logits(model, request.ids),
+        request.ids,
+        sampling,
+        model.vocabulary,
+        prompt_length=request.prompt_tokens,
+        top=request.top,
+    )
+    bytes_of = model.vocabulary.bytes_of
+    return {
+        "steps": [step._asdict() for step in report.steps],
+        "candidates": [
+            name_token(bytes_of, one.id)
+            | {"logit": one.logit, "probability": one.probability, "final": one.final}
+            | {"removed_by": one.removed_by}
+            for one in report.candidates
+        ],
+    }
+
+
+def cache_times(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the milliseconds of the last token of a text with and without the KV cache.
+
+    Raises HttpError and ModelError.
+    """
+    del name
+    request = validate(_Length, values)
+    check_ids(request.ids, model.tokenizer.vocab_size, "ids")
+    n = request.length
+    if n > model.engine.context_length:
+        raise bad_request(f"length: expected at most {model.engine.context_length:,}", "length")
+    ids = (request.ids * -(-n // len(request.ids)))[:n]
+    with model.borrow_engine() as engine:
+        reset(engine, 1)
+        engine.check_room([n])
+        engine.extend([ids])  # warms up
+        cached = [_milliseconds(engine, n - 1, ids[-1:]) for _ in range(_REPEATS)]
+        return {
+            "length": n,
+            "with_cache": sorted(cached)[_REPEATS // 2],
+            "without_cache": _milliseconds(engine, 0, ids),
+        }
+
+
+def _milliseconds(engine: Engine, n_cached: int, ids: list[int]) -> float:
+    engine.rewind([n_cached])
+    begin = time.perf_counter()
+    engine.extend([ids])
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def _next_logits(model: LoadedModel, ids: list[int]) -> NDArray[np.float32]:
+    """Return the logits (V,) of the next token; those of the last text are remembered."""
+    known, logits = _last_logits.get(model, ([], None))
+    if known == ids and logits is not None:
+        return logits
+    check_ids(ids, model.tokenizer.vocab_size, "ids")
+    _check_length(model, ids)
+    with model.borrow_engine() as engine:
+        reset(engine, 1)
+        engine.check_room([len(ids)])
+        found = np.array(engine.extend([ids])[0], np.float32)
+    _last_logits[model] = ids, found
+    return found
+
+
+def _check_length(model: LoadedModel, ids: list[int]) -> None:
+    if len(ids) > model.engine.context_length:
+        message = f"the text has {len(ids):,} tokens (limit {model.engine.context_length:,})"
+        raise bad_request(message, None, "context_length_exceeded")

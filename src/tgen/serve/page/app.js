@@ -1,0 +1,272 @@
+/* The live page: writes with the model, and shows how each token was chosen. */
+
+import { ask, firstText, fromBase64, newestOnly, stream, toBase64 } from './api.js';
+import { Attend } from './attend.js';
+import { Branches, commandOf } from './branches.js';
+import { Choose } from './choose.js';
+import { Inside } from './inside.js';
+import { addSources } from './sources.js';
+import { measureCache } from './time.js';
+import { TokenText, showAlternatives } from './text.js';
+
+const TOP = 10;  /* alternatives per token */
+const VIEWS = ['choose', 'attend', 'inside', 'sources', 'time'];
+
+let facts = null;  /* of the model */
+let tokens = [];  /* of the shown branch, with those of its prompt */
+let selected = -1;  /* index of a token */
+let messages = [];  /* of a chat */
+let running = null;  /* an AbortController while a text is generated */
+
+const text = new TokenText(byId('text'), { onPoint: pointAt, onSelect: select });
+const branches = new Branches(byId('branches'), showBranch);
+const choose = new Choose();
+const attend = new Attend({ onSelect: select });
+const inside = new Inside();
+
+const isChat = () => document.querySelector('[name=mode]:checked').value === 'chat';
+const joined = (parts) => Uint8Array.from(parts.flatMap((part) => [...part]));
+const setStatus = (message) => { byId('status').textContent = message; };
+const setError = (error) => { byId('error').textContent = error ? error.message : ''; };
+
+/* Decode the bytes of tokens; control tokens, which have none, show their names. */
+function read(list) {
+  return list.map((token) => ({
+    ...token, bytes: fromBase64(token.bytes),
+    label: token.bytes ? token.label : facts.controls[token.id] ?? token.label,
+  }));
+}
+
+/* The alternatives of the last token pointed at stay, so that the pointer can reach them. */
+function pointAt(index) {
+  if (index !== null) showAlternatives(tokens, index, (one) => branchAt(index, one));
+}
+
+function select(index) {
+  selected = index;
+  text.select(index);
+  showAlternatives(tokens, index, (one) => branchAt(index, one));
+  const phrase = new TextDecoder().decode(joined(tokens.slice(index, index + 12).map((t) => t.bytes)));
+  byId('phrase').value = phrase.trim();
+  showView();
+}
+
+/* Update the open view: the others compute nothing. */
+function showView() {
+  const view = VIEWS.find((name) => !byId(name).hidden);
+  if (!facts || !tokens.length) return;
+  if (view === 'choose') choose.show(branches.current, selected);
+  if (running) return;
+  if (view === 'attend') attend.show(tokens, selected);
+  if (view === 'inside') inside.show(tokens, selected);
+}
+
+function openView(name) {
+  for (const view of VIEWS) {
+    byId(view).hidden = view !== name;
+    const tab = byId(`tab-${view}`);
+    tab.setAttribute('aria-selected', view === name);
+    tab.tabIndex = view === name ? 0 : -1;
+  }
+  showView();
+}
+
+/* Start a branch: its prompt is bytes, or the messages of a chat. */
+async function write(branch, parent) {
+  if (running) running.abort();
+  const controller = running = new AbortController();
+  byId('stop').disabled = false;
+  setError(null);
+  setStatus('reading the prompt …');
+  try {
+    const prompt = branch.messages ? { messages: branch.messages } : { bytes: toBase64(branch.prompt) };
+    const scored = await ask(
+      'tgen/tokens', { model: facts.name, top: TOP, ...prompt }, controller.signal);
+    branch.tokens = read(scored.tokens);
+    branch.nPrompt = branch.tokens.length;
+    branch.sampling = choose.sampling();
+    branches.add(branch, parent);
+    showBranch(branch);
+    const body = {
+      model: facts.name, prompt: branch.tokens.map(({ id }) => id), logprobs: TOP,
+      max_tokens: Number(byId('max-tokens').value), ...branch.sampling,
+    };
+    if (branch.messages) body.stop_token_ids = scored.ends;
+    if (byId('seed').value !== '') body.seed = Number(byId('seed').value);
+    await receive(branch, body, controller.signal);
+    if (branch.messages) addMessage('assistant', textOf(branch));
+  } catch (error) {
+    if (error.name !== 'AbortError') setError(error);
+    setStatus(error.name === 'AbortError' ? 'stopped' : '');
+  } finally {
+    if (running === controller) {
+      running = null;
+      byId('stop').disabled = true;
+      branches.draw();
+      showView();
+    }
+  }
+}
+
+const textOf = (branch) => new TextDecoder().decode(
+  joined(branch.tokens.slice(branch.nPrompt).map(({ bytes }) => bytes)));
+
+async function receive(branch, body, signal) {
+  const began = performance.now();
+  for await (const event of stream('tgen/generate', body, signal)) {
+    if ('seed' in event) branch.seed = event.seed;
+    if (!event.tokens) continue;
+    const added = read(event.tokens);
+    branch.tokens.push(...added);
+    if (branches.current === branch) {
+      text.add(added, { isPrompt: false });
+      select(tokens.length - 1);
+      showCommand();
+    }
+    const n = branch.tokens.length - branch.nPrompt;
+    const seconds = (performance.now() - began) / 1000;
+    const { finish } = added.at(-1);
+    const why = { stop: ' · the text ended', length: '', context: ' · the context is full' }[finish];
+    setStatus(`${n} tokens · ${(n / seconds).toFixed(0)} tokens/s${why ?? ' …'}`);
+  }
+}
+
+function showBranch(branch) {
+  branches.select(branch);
+  ({ tokens } = branch);
+  text.clear();
+  text.add(tokens.slice(0, branch.nPrompt), { isPrompt: true });
+  text.add(tokens.slice(branch.nPrompt), { isPrompt: false });
+  showCommand();
+  select(tokens.length - 1);
+}
+
+function showCommand() {
+  const branch = branches.current;
+  const repeatable = branch && branch.seed !== undefined && branch.tokens.length > branch.nPrompt &&
+    (!branch.messages || branch.messages.length === 1);
+  byId('command').textContent = repeatable ? commandOf(branch, facts) : '';
+  byId('copy').hidden = !repeatable;
+}
+
+/* Continue from an alternative of a token: the text before it and the alternative are the prompt. */
+function branchAt(index, one) {
+  const parent = branches.current;
+  const prompt = joined([...tokens.slice(0, index).map(({ bytes }) => bytes), fromBase64(one.bytes)]);
+  if (!prompt.length) return;
+  write({ name: `‘${one.label}’ at ${index}`, prompt }, parent);
+}
+
+function addMessage(role, content) {
+  messages.push({ role, content });
+  byId('messages').append(make('li', { className: role },
+    make('b', {}, role === 'user' ? 'You' : 'Model'), ' ', content));
+}
+
+function onContinue() {
+  const typed = byId('prompt').value;
+  const parent = branches.current;
+  if (isChat()) {
+    if (!typed.trim()) return;
+    addMessage('user', typed);
+    byId('prompt').value = '';
+    const prompt = new TextEncoder().encode(typed);
+    write({ name: typed.slice(0, 40), prompt, messages: [...messages] }, parent);
+  } else if (parent && parent.typed === typed && !parent.messages && parent.tokens.length) {
+    const prompt = joined(parent.tokens.map(({ bytes }) => bytes));
+    write({ name: 'continued', prompt, typed }, parent);
+  } else {
+    const prompt = new TextEncoder().encode(typed || byId('prompt').placeholder);
+    write({ name: typed.slice(0, 40) || 'What is', prompt, typed }, null);
+  }
+}
+
+function clear() {
+  running?.abort();
+  tokens = [];
+  selected = -1;
+  messages = [];
+  text.clear();
+  branches.clear();
+  byId('messages').replaceChildren();
+  byId('command').textContent = '';
+  byId('copy').hidden = true;
+  byId('alternatives-box').hidden = true;
+  setStatus('');
+  setError(null);
+}
+
+const openModel = newestOnly(async (isNewest, name) => {
+  const opened = await ask('tgen/model', { model: name });
+  if (!isNewest()) return;
+  clear();
+  facts = opened;
+  byId('model-name').textContent = facts.name;
+  const { family, layers, heads, vocabulary, context, dtype } = facts;
+  byId('facts').replaceChildren(...[
+    family, `layers × heads: ${layers} × ${heads}`, `${vocabulary.toLocaleString('en')} tokens`,
+    `context ${context.toLocaleString('en')}`, dtype].map((fact) => make('li', {}, fact)));
+  byId('mode').hidden = !facts.chat;
+  document.querySelector(`[name=mode][value=${facts.chat ? 'chat' : 'text'}]`).checked = true;
+  onMode();
+  choose.setModel(facts);
+  attend.setModel(facts);
+  inside.setModel(facts);
+}, setError);
+
+function onMode() {
+  byId('messages').hidden = !isChat();
+  byId('prompt').placeholder = isChat() ? 'Ask something' : 'What is';
+}
+
+async function start() {
+  const { data } = await ask('v1/models');
+  byId('model').replaceChildren(...data.map(({ id }) => make('option', { value: id }, id)));
+  byId('model-choice').hidden = data.length < 2;
+  await openModel(data[0].id);
+  byId('main').hidden = false;
+  openView('choose');
+  if (firstText) {
+    byId('prompt').value = firstText;
+    if (!isChat()) onContinue();
+  }
+}
+
+byId('model').addEventListener('change', ({ target }) => openModel(target.value));
+byId('continue').addEventListener('click', onContinue);
+byId('stop').addEventListener('click', () => running?.abort());
+byId('new').addEventListener('click', clear);
+byId('prompt').addEventListener('keydown', (event) => {
+  if (event.key !== 'Enter' || event.shiftKey || (!event.ctrlKey && !isChat())) return;
+  event.preventDefault();
+  onContinue();
+});
+for (const input of document.getElementsByName('mode')) {
+  input.addEventListener('change', () => { clear(); onMode(); });
+}
+byId('copy').addEventListener('click', () =>
+  navigator.clipboard.writeText(byId('command').textContent));
+byId('tabs').addEventListener('click', ({ target }) => {
+  if (target.role === 'tab') openView(target.id.slice('tab-'.length));
+});
+byId('tabs').addEventListener('keydown', (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step) return;
+  const now = VIEWS.findIndex((name) => !byId(name).hidden);
+  const next = VIEWS[(now + step + VIEWS.length) % VIEWS.length];
+  openView(next);
+  byId(`tab-${next}`).focus();
+});
+byId('measure').addEventListener('click', async () => {
+  const ids = tokens.length ? tokens.map(({ id }) => id) : [0];
+  byId('measure').disabled = true;
+  try {
+    await measureCache(facts.name, ids, facts.context);
+  } catch (error) {
+    byId('time-about').textContent = error.message;
+  } finally {
+    byId('measure').disabled = false;
+  }
+});
+addSources(() => facts.name);
+start().catch(setError);

@@ -1,0 +1,72 @@
+/* The tree of branches: each continues its prompt with a seed, and a command repeats it. */
+
+const SAFE = /^[\x20-\x7e\n]*$/u;
+const OPTIONS = {
+  temperature: '--temperature', top_k: '--top-k', top_p: '--top-p', min_p: '--min-p',
+  repetition_penalty: '--repetition-penalty',
+};
+
+/* Return bytes as one word of a POSIX shell. */
+function quote(bytes) {
+  const text = new TextDecoder().decode(bytes);
+  if (SAFE.test(text)) return `'${text.replaceAll("'", "'\\''")}'`;
+  const escaped = Array.from(bytes, (byte) => {
+    const character = String.fromCharCode(byte);
+    if (character === "'" || character === '\\') return `\\${character}`;
+    if (byte >= 0x20 && byte < 0x7f) return character;
+    return `\\x${byte.toString(16).padStart(2, '0')}`;
+  });
+  return `$'${escaped.join('')}'`;
+}
+
+/* Return the command that repeats a branch; flags that the model sets itself are left out. */
+export function commandOf(branch, facts) {
+  const words = ['tgen generate', `--model ${quote(new TextEncoder().encode(facts.name))}`];
+  if (branch.messages) words.push('--chat');
+  words.push(`--prompt ${quote(branch.prompt)}`, `--seed ${branch.seed}`);
+  words.push(`-n ${branch.tokens.length - branch.nPrompt}`);
+  for (const [name, flag] of Object.entries(OPTIONS)) {
+    if (branch.sampling[name] !== facts.sampling[name]) words.push(`${flag} ${branch.sampling[name]}`);
+  }
+  if ((branch.sampling.repetition_penalty ?? 1) !== 1) words.push('--no-penalize-prompt');
+  return words.join(' ');
+}
+
+export class Branches {
+  /* `onSelect` receives the branch that is clicked. */
+  constructor(box, onSelect) {
+    this.box = box;
+    this.onSelect = onSelect;
+    this.clear();
+  }
+
+  clear() {
+    this.roots = [];
+    this.current = null;
+    this.draw();
+  }
+
+  /* Add a branch to the one that it continues, or to none. */
+  add(branch, parent) {
+    Object.assign(branch, { children: [], parent });
+    (parent ? parent.children : this.roots).push(branch);
+    this.current = branch;
+    this.draw();
+  }
+
+  select(branch) {
+    this.current = branch;
+    this.draw();
+  }
+
+  draw() {
+    const list = (branches) => make('ul', {}, ...branches.map((branch) => {
+      const button = make('button', {
+        type: 'button', className: 'branch', 'aria-pressed': branch === this.current,
+      }, branch.name, ' ', make('small', {}, `seed ${branch.seed ?? '…'}`));
+      button.addEventListener('click', () => this.onSelect(branch));
+      return make('li', {}, button, ...(branch.children.length ? [list(branch.children)] : []));
+    }));
+    this.box.replaceChildren(...(this.roots.length ? [list(this.roots)] : []));
+  }
+}

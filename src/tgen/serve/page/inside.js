@@ -1,0 +1,88 @@
+/* The logit lens of a position, and what made its most likely next token, or the one chosen. */
+
+import { ask, newestOnly } from './api.js';
+import { percent } from './text.js';
+
+const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
+
+const setAbout = (text) => { byId('inside-about').textContent = text; };
+
+function drawLens(lens, labels) {
+  const titles = lens.top[0].map((_, i) => make('th', { scope: 'col' },
+    make('small', {}, lens.first + i), make('span', {}, ...tokenText(labels[lens.first + i]))));
+  const rows = lens.layers.map((name, layer) => {
+    const cells = lens.top[layer].map((label, i) => {
+      const p = lens.probabilities[layer][i];
+      const cell = make('td', { className: 'cell', title: percent(p) }, ...tokenText(label));
+      cell.style.setProperty('--share', p);
+      return cell;
+    });
+    return make('tr', {}, make('th', { scope: 'row' }, name),
+      make('td', {}, lens.ranks[layer]), make('td', {}, percent(lens.answer_probabilities[layer])),
+      ...cells);
+  });
+  const heads = ['layer', `rank of ${lens.answer}`, 'probability'];
+  byId('lens').replaceChildren(
+    make('thead', {}, make('tr', {}, ...heads.map((h) => make('th', { scope: 'col' }, h)), ...titles)),
+    make('tbody', {}, ...rows));
+  const box = byId('lens').parentElement;
+  box.scrollLeft = box.scrollWidth;
+}
+
+function drawTable(table, heads, lines) {
+  const cell = (value, i) => (i ? make('td', {}, value) : make('th', { scope: 'row' }, value));
+  table.replaceChildren(
+    make('thead', {}, make('tr', {}, ...heads.map((h) => make('th', { scope: 'col' }, h)))),
+    make('tbody', {}, ...lines.map((line) => make('tr', {}, ...line.map(cell)))));
+}
+
+function drawWhy(why, labels) {
+  byId('title-why').replaceChildren(
+    'Why ', make('b', { className: 'token' }, why.target), `: logit ${why.logit.toFixed(3)}, `,
+    `probability ${percent(why.probability)}`);
+  drawTable(byId('why-tokens'), ['earlier token', 'through attention', 'without it'],
+    why.tokens.map((one) => [
+      `${one.index} ${labels[one.index]}`, one.attention === null ? '–' : signed(one.attention),
+      one.without === null ? '–' : signed(one.without)]));
+  drawTable(byId('why-parts'), ['part', 'logit'],
+    why.parts.map(({ name, logit }) => [name, signed(logit)]));
+  byId('why-parts').dataset.sum = why.parts.reduce((sum, { logit }) => sum + logit, 0);
+}
+
+export class Inside {
+  constructor() {
+    this.load = newestOnly(this.fetch.bind(this), (error) => setAbout(error.message));
+  }
+
+  setModel(facts) {
+    this.facts = facts;
+    this.shown = '';
+  }
+
+  /* Show the prediction after the token `query`, whose next token may be in the text already. */
+  show(tokens, query) {
+    const ids = tokens.slice(0, this.facts.context).map(({ id }) => id);
+    if (query >= ids.length) query = ids.length - 1;
+    const shown = JSON.stringify([ids, query]);
+    if (query < 0 || shown === this.shown) return;
+    this.shown = shown;
+    this.load(ids, query, tokens[query + 1]?.id, tokens.map(({ label }) => label));
+  }
+
+  async fetch(isNewest, ids, query, target, labels) {
+    setAbout('computing …');
+    const body = { model: this.facts.name, ids, query };
+    if (this.facts.residual_stream) {
+      const lens = await ask('tgen/lens', body);
+      if (!isNewest()) return;
+      drawLens(lens, labels);
+    } else {
+      byId('lens').replaceChildren();
+    }
+    const why = await ask('tgen/why', target === undefined ? body : { ...body, target });
+    if (!isNewest()) return;
+    drawWhy(why, labels);
+    setAbout(this.facts.residual_stream ? '' :
+      'The logit lens needs a residual stream, which a post-norm model does not have.');
+  }
+}

@@ -1,0 +1,102 @@
+/* The tokens of the text, colored by probability, and the alternatives of one of them. */
+
+const FULL_COLOR_BITS = 10;  /* surprisal in bits of the strongest color */
+export const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 2 : 1)}%`;
+
+/* Return a row of a list of bars; `share` from 0 to 1 is the length of its bar. */
+export function barRow(share, name, value, properties = {}) {
+  const row = make('li', properties, make('span', { className: 'name' }, ...name),
+    make('span', { className: 'value' }, value));
+  row.style.setProperty('--share', Math.min(Math.max(share, 0), 1));
+  return row;
+}
+
+export class TokenText {
+  /* `onPoint` receives the index of the token under the pointer or null, `onSelect` the token that
+     is clicked or reached by keyboard. */
+  constructor(box, { onPoint, onSelect }) {
+    this.box = box;
+    this.chips = [];
+    this.selected = -1;
+    const at = (event) => {
+      const chip = event.target.closest('button');
+      return chip ? Number(chip.dataset.token) : null;
+    };
+    box.addEventListener('pointerover', (event) => onPoint(at(event)));
+    box.addEventListener('pointerleave', () => onPoint(null));
+    box.addEventListener('click', (event) => at(event) !== null && onSelect(at(event)));
+    box.addEventListener('keydown', (event) => {
+      const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+      const ends = { Home: 0, End: this.chips.length - 1 }[event.key];
+      if (step === undefined && ends === undefined) return;
+      event.preventDefault();
+      const last = this.chips.length - 1;
+      const next = ends ?? Math.min(Math.max(this.selected + step, 0), last);
+      onSelect(next);
+      this.chips[next].focus();
+    });
+  }
+
+  clear() {
+    this.box.replaceChildren();
+    this.chips = [];
+    this.selected = -1;
+  }
+
+  /* Append tokens of the prompt or of the model. */
+  add(tokens, { isPrompt }) {
+    const nodes = [];
+    for (const { label, logprob } of tokens) {
+      const properties = {
+        type: 'button', className: isPrompt ? 'chip prompt' : 'chip', tabIndex: -1,
+        'data-token': this.chips.length,
+      };
+      const chip = make('button', properties, ...tokenText(label));
+      const bits = logprob === null ? 0 : -logprob / Math.LN2;
+      chip.style.setProperty('--share', Math.min(bits / FULL_COLOR_BITS, 1));
+      this.chips.push(chip);
+      nodes.push(chip);
+      if (label.endsWith('⏎')) nodes.push(make('br'));
+    }
+    this.box.append(...nodes);
+  }
+
+  select(index) {
+    const before = this.chips[this.selected];
+    if (before) {
+      before.classList.remove('selected');
+      before.setAttribute('aria-pressed', false);
+      before.tabIndex = -1;
+    }
+    this.selected = index;
+    const chip = this.chips[index];
+    if (!chip) return;
+    chip.classList.add('selected');
+    chip.setAttribute('aria-pressed', true);
+    chip.tabIndex = 0;
+    reveal(this.box, chip.offsetLeft, chip.offsetTop, chip.offsetWidth, chip.offsetHeight);
+  }
+}
+
+/* List the alternatives of a token; `onChoose` receives the one that is clicked. */
+export function showAlternatives(tokens, index, onChoose) {
+  const token = tokens[index];
+  byId('alternatives-box').hidden = !token;
+  if (!token) return;
+  byId('title-alternatives').replaceChildren(
+    'Token ', make('b', { className: 'token' }, token.label), ` (${index})`,
+    token.logprob === null ? ': the first token, not predicted'
+      : `: probability ${percent(Math.exp(token.logprob))}`);
+  const isListed = token.logprob === null || token.top.some(({ id }) => id === token.id);
+  const rows = (isListed ? token.top : [...token.top, token]).map((one) => {
+    const p = Math.exp(one.logprob);
+    const isOwn = one.id === token.id;
+    const button = make('button', {
+      type: 'button', disabled: isOwn, 'data-id': one.id,
+      'aria-label': isOwn ? `${one.label}, in the text` : `Branch with ${one.label}`,
+    }, ...tokenText(one.label));
+    button.addEventListener('click', () => onChoose(one));
+    return barRow(p, [button], percent(p), { className: isOwn ? 'own' : '' });
+  });
+  byId('alternatives').replaceChildren(...rows);
+}

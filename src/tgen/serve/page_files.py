@@ -1,0 +1,62 @@
+"""The static files of the live page, which is at / for browsers: no key, no other origin.
+
+The page shares the style sheet and the scripts of `tgen inspect --html`.
+"""
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from tgen.serve.http_error import HttpError
+
+PREFIX = "/tgen/page/"
+_INDEX = "index.html"
+# Files by their package.
+_FILES = {
+    "tgen.drawing.page": ("page.css", "dom.js", "weights.js", "matrix.js"),
+    "tgen.serve.page": (
+        *(_INDEX, "live.css", "app.js", "api.js", "text.js", "branches.js", "choose.js"),
+        *("attend.js", "inside.js", "sources.js", "time.js"),
+    ),
+}
+_PLACES = {name: package for package, names in _FILES.items() for name in names}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",  # another version of tgen may run at this address tomorrow
+    "Vary": "Accept",
+}
+
+
+def is_static(scope: Scope) -> bool:
+    """Return whether a request is for one of the files, which need no key."""
+    return scope["path"].startswith(PREFIX) or (scope["path"] == "/" and wants_page(scope))
+
+
+def wants_page(scope: Scope) -> bool:
+    """Return whether a client accepts HTML, as browsers do."""
+    return "text/html" in Headers(scope=scope).get("accept", "")
+
+
+async def get_page(request: Request) -> Response:
+    """Return one of the files, by default the page itself; raises HttpError."""
+    name = request.path_params.get("name", _INDEX)
+    if name not in _PLACES:
+        raise HttpError(404, f"GET {request.url.path[:100]}: not found")
+    kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+    return Response(_content(name), headers=_HEADERS, media_type=kind)
+
+
+@cache
+def _content(name: str) -> bytes:
+    return files(_PLACES[name]).joinpath(name).read_bytes()

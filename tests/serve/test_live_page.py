@@ -1,0 +1,252 @@
+"""The live page in a browser: what it shows equals what the commands and reports say."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.command import tgen
+from support.servers import ServerProcess, serving
+from tgen.checkpoint.model_dir import load
+from tgen.checkpoint.model_lookup import shipped_model
+from tgen.config import EngineOptions, SamplingConfig
+from tgen.engine.base import reset
+from tgen.generation.distribution import sampling_distribution
+from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import LoadedModel, open_model
+
+selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
+By = selenium.common.by.By
+
+SHIPPED, TEXT, TOP = shipped_model(), "What is", 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving(SHIPPED) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return open_model(SHIPPED, EngineOptions(device="cpu", threads=1))
+
+
+class Page:
+    """The page of a server, in a browser."""
+
+    def __init__(self, browser: Any, url: str) -> None:
+        self.browser, self.url = browser, url
+
+    def open(self, fragment: str = "") -> None:
+        self.browser.get("about:blank")
+        self.browser.get_log("browser")
+        self.browser.get(f"{self.url}/{fragment}")
+
+    def find(self, name: str) -> Any:
+        return self.browser.find_element(By.ID, name)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def wait(self, is_done: Callable[[], Any]) -> Any:
+        return WebDriverWait(self.browser, 900, poll_frequency=0.05).until(lambda _: is_done())
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def write(self, text: str, *, seed: int, n: int = 40) -> None:
+        """Type a text and wait for its continuation."""
+        self.wait(self.find("main").is_displayed)
+        for name, value in (("prompt", text), ("seed", seed), ("max-tokens", n)):
+            self.find(name).clear()
+            self.find(name).send_keys(str(value))
+        self.find("continue").click()
+        self.wait_for_end()
+
+    def wait_for_end(self) -> None:
+        self.wait(lambda: not self.find("stop").is_enabled() and self.find("command").text)
+
+    def command(self) -> list[str]:
+        """Return the arguments of the shown command, split by a shell."""
+        script = self.find("command").get_property("textContent").removeprefix("tgen ")
+        printed = f"printf '%s\\0' {script}"
+        out = subprocess.run(["bash", "-c", printed], capture_output=True, check=True).stdout
+        return [word.decode() for word in out.split(b"\0")[:-1]]
+
+    def generated(self) -> bytes:
+        """Return the generated text: the labels show it."""
+        labels = self.run(
+            "return [...document.querySelectorAll('#text .chip:not(.prompt)')]"
+            ".map((chip) => chip.textContent)"
+        )
+        marks = str.maketrans({"·": " ", "⏎": "\n"})
+        return "".join(labels).translate(marks).encode()
+
+    def set_slider(self, name: str, value: float) -> None:
+        self.run(
+            "const [name, value] = arguments;"
+            "const input = document.getElementById(`slider-${name}`); input.value = value;"
+            "input.dispatchEvent(new Event('input'));",
+            name,
+            value,
+        )
+
+    def shows_bars(self, sampling: dict[str, Any], position: int) -> bool:
+        """Return whether the bars are those of the values at a position."""
+        shown = self.run("return {...document.getElementById('bars').dataset}")
+        values = json.loads(shown.get("sampling", "{}"))
+        return values | sampling == values and int(shown["position"]) == position
+
+    def bars(self) -> dict[int, float]:
+        """Return the shown probabilities by token id."""
+        rows = self.run(
+            "return [...document.querySelectorAll('#bars li')]"
+            ".map((row) => [row.dataset.id, row.dataset.final])"
+        )
+        return {int(i): float(final) for i, final in rows}
+
+
+@pytest.fixture
+def page(browser: Any, server: ServerProcess) -> Iterator[Page]:
+    """Open the page; afterwards there must be no error, and no request to anywhere else."""
+    opened = Page(browser, server.url)
+    opened.open()
+    yield opened
+    assert browser.get_log("browser") == []
+    requests = opened.run("return performance.getEntries().map((entry) => entry.name)")
+    assert all(name.startswith(server.url) for name in requests if "://" in name)
+
+
+def repeat(page: Page) -> bytes:
+    """Return the text of the shown command."""
+    command = page.command()
+    assert command[:2] == ["generate", "--model"]
+    return tgen("generate", "-m", SHIPPED, *command[3:], "--quiet", "--threads", 1).stdout
+
+
+def test_a_text_streams_and_its_command_repeats_it(page: Page) -> None:
+    page.write(TEXT, seed=3)
+    assert page.generated().strip() == repeat(page).strip()
+    chips = page.all("#text .chip")
+    assert len(chips) == 42
+    assert "40 tokens" in page.find("status").text
+
+
+def test_a_click_on_an_alternative_branches_and_the_command_repeats_the_branch(page: Page) -> None:
+    page.write(TEXT, seed=3)
+    page.all("#text .chip")[7].click()
+    page.all("#alternatives button:not([disabled])")[1].click()
+    page.wait(lambda: len(page.all(".branch")) == 2)
+    page.wait_for_end()
+    assert page.generated().strip() == repeat(page).strip()
+    first, second = page.all(".branch")
+    assert second.get_attribute("aria-pressed") == "true"
+    before = page.generated()
+    first.click()
+    assert page.generated() != before
+    page.all(".branch")[1].click()
+    assert page.generated() == before
+
+
+def test_stop_keeps_what_there_is_and_its_command_repeats_it(browser: Any) -> None:
+    with serving(SHIPPED, "--request-timeout", 86_000) as slow:
+        page = Page(browser, slow.url)
+        page.open()
+        page.wait(page.find("main").is_displayed)
+        page.find("seed").send_keys("5")
+        page.find("max-tokens").clear()
+        page.find("max-tokens").send_keys("500")
+        page.run(
+            "new MutationObserver(() => { if (document.querySelectorAll('#text .chip').length > 5)"
+            " document.getElementById('stop').click(); })"
+            ".observe(document.getElementById('text'), { childList: true });"
+        )
+        page.find("continue").click()
+        page.wait_for_end()
+        assert page.find("status").text == "stopped"
+        assert len(page.all("#text .chip")) < 502
+        assert page.generated().strip() == repeat(page).strip()
+        slow.wait_until_free()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"top_k": 5}, {"temperature": 0.5, "top_k": 0, "top_p": 0.7}, {"min_p": 0.2}],
+    ids=str,
+)
+def test_bars_equal_the_probabilities_of_the_samplers(
+    page: Page, model: LoadedModel, sampling: dict[str, Any]
+) -> None:
+    page.write(TEXT, seed=3, n=3)
+    page.all("#text .chip")[1].click()
+    for name, value in sampling.items():
+        page.set_slider(name, value)
+    ids = model.encode(TEXT)
+    page.wait(lambda: page.shows_bars(sampling, len(ids)))
+    bars = page.bars()
+    with model.borrow_engine() as engine:
+        reset(engine, 1)
+        (logits,) = engine.extend([ids])
+    config = SamplingConfig(**model.defaults | sampling)
+    report = sampling_distribution(logits, ids, config, model.vocabulary)
+    expected = {one.id: one.final for one in report.candidates}
+    assert len(bars) == TOP
+    assert max(abs(bars[i] - expected[i]) for i in bars) < 1e-3
+    assert len(page.all("#bars .cut")) == sum(value == 0 for value in bars.values())
+
+
+def test_attention_equals_the_inspector(page: Page) -> None:
+    page.write(TEXT, seed=3, n=12)
+    page.find("tab-attend").click()
+    page.wait(lambda: page.all("#looks li") and page.all("#thumbnails button"))
+    page.all("#thumbnails button")[8].click()  # layer 1, head 2
+    page.wait(lambda: page.find("attend-about").text == "Layer 1, head 2")
+    looks = page.run(
+        "return [...document.querySelectorAll('#looks li')]"
+        ".map((row) => [Number(row.dataset.key), Number(row.dataset.weight)])"
+    )
+    inspector = Inspector(load(SHIPPED), TEXT.encode() + repeat(page).rstrip(b"\n"))
+    (report,) = inspector.attention([(1, 2)])
+    assert len(looks) == 8
+    for key, weight in looks:
+        assert abs(report.weights[-1, key] - weight) < 1e-4
+    weights = [weight for _, weight in looks]
+    assert weights == sorted(weights, reverse=True)
+
+
+def test_views_and_chart_have_numbers(page: Page) -> None:
+    page.write(TEXT, seed=3, n=5)
+    page.find("tab-time").click()
+    page.find("measure").click()
+    points = page.wait(lambda: page.find("chart").get_attribute("data-points"))
+    assert [point["length"] for point in json.loads(points)] == [16, 32, 64, 128, 256, 512]
+
+
+def test_a_narrow_window_does_not_scroll_sideways(page: Page) -> None:
+    page.write(TEXT, seed=3, n=60)
+    size = page.browser.get_window_size()
+    try:
+        for width in (360, 768):
+            page.browser.set_window_size(width, 900)
+            for tab in ("attend", "inside", "sources", "time", "choose"):
+                page.find(f"tab-{tab}").click()
+                assert page.run("return document.documentElement.scrollWidth - innerWidth") <= 0
+    finally:
+        page.browser.set_window_size(size["width"], size["height"])
+
+
+def test_the_key_comes_from_the_form_or_from_the_fragment_which_is_cleared(browser: Any) -> None:
+    with serving(SHIPPED, key="secret") as server:
+        page = Page(browser, server.url)
+        page.open("#key=secret&text=What")
+        page.wait(lambda: page.all("#text .chip"))
+        assert page.run("return location.href") == f"{server.url}/"
+        page.open()
+        page.wait(page.find("key-form").is_displayed)
+        page.find("key").send_keys("secret\n")
+        page.wait(page.find("main").is_displayed)
+        assert "secret" not in page.run("return document.cookie + document.body.innerHTML")
