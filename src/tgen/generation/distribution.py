@@ -62,7 +62,8 @@ def sampling_distribution(
     model = softmax(model_logits)[0]
     probabilities, removed = [model], []
     removed_by = np.zeros(len(model), np.int64)
-    by_id = np.argsort(order[0])  # the inverse permutation
+    by_id = np.empty_like(order[0])  # the inverse permutation
+    by_id[order[0]] = np.arange(len(by_id))
     for i, (name, before, after) in enumerate(steps, 1):
         probabilities.append((shares @ softmax(after))[by_id])
         removed.append(removed_candidates(name, before, after)[-1])
