@@ -19,6 +19,7 @@ from tgen.reports.inspection import (
     LensReport,
     Prediction,
     TextReport,
+    TokenContribution,
     TokenReport,
 )
 from tgen.reports.json_text import json_value
@@ -59,11 +60,24 @@ def hostile_lens():
 def attribution_to(token):
     return AttributionReport(
         query=0,
-        target=1,
+        targets=[1],
         target_text=token,
-        probability=0.5,
+        log_probability=-0.5,
         logit=1.0,
         contributions=[Contribution(component="layer 0, head 1", layer=0, head=1, logit=1.0)],
+        tokens=[
+            TokenContribution(
+                position=0,
+                id=1,
+                text=token,
+                logit=1.0,
+                logit_without=0.5,
+                log_probability_without=-1.0,
+            )
+        ],
+        embedding=0.0,
+        feed_forward=0.0,
+        biases=0.0,
         difference=0.0,
         normalizes_outputs=False,
     )

@@ -139,9 +139,8 @@ def test_lens_ends_at_the_models_logits_and_contributions_sum_to_a_logit(family,
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     ids = IDS[:20]
     if family == "classic":
-        for function in (logit_lens, attribute_logit):
-            with pytest.raises(UsageError, match="classic"):
-                function(model, tokenizer, ids, query=3)
+        with pytest.raises(UsageError, match="classic"):
+            logit_lens(model, tokenizer, ids, query=3)
         return
     with torch.no_grad():
         logits = model(token_batch(model, [ids]))[0]
@@ -154,18 +153,18 @@ def test_lens_ends_at_the_models_logits_and_contributions_sum_to_a_logit(family,
     del short.blocks[1]
     with torch.no_grad():
         assert lens.top_ids[1] == short(token_batch(short, [ids]))[0].argmax(dim=-1).tolist()
-    for target in (None, 17):
+    for target in (None, [17]):
         attribution = attribute_logit(model, tokenizer, ids, query=7, target=target)
-        assert attribution.target == (int(logits[7].argmax()) if target is None else 17)
+        assert attribution.targets == (target or [int(logits[7].argmax())])
         total = sum(part.logit for part in attribution.contributions)
-        assert total == pytest.approx(float(logits[7, attribution.target]), abs=1e-5)
+        assert total == pytest.approx(float(logits[7, attribution.targets[0]]), abs=1e-5)
         assert attribution.difference < 1e-5
     # Without its output projection a head contributes nothing.
     part = next(p for p in attribution.contributions if (p.layer, p.head) == (1, 2))
     with torch.no_grad():
         W_O = model.blocks[1].attention.o_proj.weight
         W_O[:, 2 * model.config.head_dim : 3 * model.config.head_dim] = 0
-    ablated = attribute_logit(model, tokenizer, ids, query=7, target=17)
+    ablated = attribute_logit(model, tokenizer, ids, query=7, target=[17])
     assert next(p for p in ablated.contributions if (p.layer, p.head) == (1, 2)).logit == 0
     assert abs(part.logit) > 1e-3
 

@@ -4,6 +4,7 @@ They show the configuration and parameters of a model, self-checks, next-token p
 logit lens, logit attribution, and a text's tokens with their surprisal.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from tgen.reports.inspection import (
     ModelSummary,
     Prediction,
     TextReport,
+    TokenContribution,
     TokenReport,
 )
 from tgen.reports.number_format import MIB, count
@@ -46,6 +48,7 @@ _SCALES = {
 _MAX_BAR = 30  # columns of the longest bar
 _TEXT_COLUMNS = 50  # columns left of the bars
 _CANDIDATE_COLUMNS = 50  # columns of a candidate beside its probabilities after samplers
+_TOKEN_COLUMNS = 65  # columns of an earlier token beside its bar
 _LAYER_COLUMNS = 10
 _MIN_CELL, _MAX_CELL = 9, 18  # columns per position
 _MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
@@ -275,12 +278,21 @@ def _cell(text: str, columns: int) -> str:
 def attribution_table(
     report: AttributionReport, token: bytes, *, top: int, width: int
 ) -> list[Table | Text]:
-    """Return the largest contributions to a logit, and the sum of the others."""
-    title = (
+    """Return the contributions of earlier tokens to a logit, and the largest contributions of
+    components with the sum of the others."""
+    probability = math.exp(report.log_probability)
+    n = len(report.targets)
+    sums = f", summed over {n} tokens" if n > 1 else ""
+    title = Text(
         f"logit of {label(report.target_text, width=16)} after {report.query} "
-        f"{label(token, width=16)}: {report.logit:.2f} (probability {report.probability:.1%})"
+        f"{label(token, width=16)}: {report.logit:.2f}{sums} (probability {_percent(probability)})",
+        style="italic",
     )
-    rows = table("component", ">contribution", "", title=title)
+    lines = [title, *_token_rows(report, top=top, width=width)]
+    if report.difference is None:
+        note = "a post-norm model has no residual stream, so its logit is no sum of contributions"
+        return [*lines, Text(note, style="dim")]
+    rows = table("component", ">contribution", "")
     largest = max((abs(part.logit) for part in report.contributions), default=1.0) or 1.0
     for part in report.contributions[:top]:
         length = round(abs(part.logit) / largest * _bar_columns(width))
@@ -301,7 +313,56 @@ def attribution_table(
         f"all {len(report.contributions)} contributions sum to the logit (error "
         f"{report.difference:.0e}); {norms} held constant"
     )
+    return [*lines, Text(), rows, Text(note, style="dim")]
+
+
+def _token_rows(report: AttributionReport, *, top: int, width: int) -> list[Table | Text]:
+    """Return the tokens whose absence changes the log-probability most, in order of position."""
+    changes = {
+        one.position: report.log_probability - one.log_probability_without
+        for one in report.tokens
+        if one.log_probability_without is not None
+    }
+
+    def size(one: TokenContribution) -> float:
+        return abs(changes.get(one.position, 0.0)) if changes else abs(one.logit or 0.0)
+
+    shown = sorted(sorted(report.tokens, key=size, reverse=True)[:top], key=lambda t: t.position)
+    has_parts = report.difference is not None
+    parts = [">attention"] if has_parts else []
+    rows = table(">", "token", *parts, ">logit without", ">p without", "")
+    largest = max(map(size, report.tokens)) or 1.0
+    for one in shown:
+        length = round(size(one) / largest * min(max(width - _TOKEN_COLUMNS, 0), _MAX_BAR))
+        change = changes.get(one.position, 0.0) if changes else one.logit or 0.0
+        rows.add_row(
+            str(one.position),
+            Text(label(one.text, width=20)),
+            *([f"{one.logit:+z.2f}"] if has_parts else []),
+            "–" if one.logit_without is None else f"{one.logit_without:.2f}",
+            "–"
+            if one.log_probability_without is None
+            else _percent(math.exp(one.log_probability_without)),
+            ("█" if change >= 0 else "░") * length,
+        )
+    if has_parts:
+        others = [one.logit or 0.0 for one in report.tokens if one not in shown]
+        if others:
+            rows.add_row("", count(len(others), "other"), f"{sum(others):+z.2f}", style="dim")
+        names = {"embedding": "own embedding", "feed_forward": "feed-forward", "biases": "biases"}
+        for field, name in names.items():
+            rows.add_row("", name, f"{getattr(report, field):+z.2f}", style="dim")
+    note = (
+        "without: logit and probability of the model run on the text without the token; bars: its "
+        "effect on the log-probability"
+    )
+    if has_parts:
+        note = f"attention: the token's part of the logit through all heads; {note}"
     return [rows, Text(note, style="dim")]
+
+
+def _percent(probability: float) -> str:
+    return f"{probability:.1%}" if probability >= 0.0005 else f"{probability:.2g}"
 
 
 def token_table(

@@ -219,15 +219,28 @@ class Inspector:
         )
 
     def logit_attribution(
-        self, *, query: int = -1, target: bytes | None = None
+        self,
+        *,
+        query: int = -1,
+        target: bytes | None = None,
+        left_out: range | None = None,
+        progress: Callable[[float], None] = lambda _: None,
     ) -> AttributionReport:
         """Return the contributions to the logit of `target`, by default the most likely token.
 
-        Raises UsageError unless `target` is one token, and for a post-norm model.
+        Each token of `left_out` (None: all up to the query) is left out in a pass of its own.
+        Raises UsageError if `target` is empty or does not fit into the context.
         """
-        target_id = None if target is None else self._single_token(target)
         query = range(len(self.ids))[query]
-        return attribute_logit(self.model, self.tokenizer, self.ids, query=query, target=target_id)
+        return attribute_logit(
+            self.model,
+            self.tokenizer,
+            self.ids,
+            query=query,
+            target=None if target is None else self._target_ids(target, query),
+            left_out=left_out,
+            progress=progress,
+        )
 
     def verify(self) -> list[Check]:
         """Run all self-checks; errors as in `attention`."""
@@ -252,15 +265,18 @@ class Inspector:
             "shorten the text, or select fewer heads with --layer and --head",
         )
 
-    def _single_token(self, text: bytes) -> int:
+    def _target_ids(self, text: bytes, query: int) -> list[int]:
         ids = self.tokenizer.encode(text, continuation=True)
-        if len(ids) != 1:
-            pieces = b" | ".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")
+        if not ids:
+            hint = "pass a word; most words begin with a space: --target ' the'"
+            raise UsageError("--target is empty", hint)
+        room = self.config.context_length - query
+        if len(ids) > room:
             raise UsageError(
-                f"--target is {len(ids)} tokens: {pieces}" if ids else "--target is empty",
-                "pass the text of one token; most words begin with a space: --target ' the'",
+                f"--target has {len(ids):,} tokens, but the context has room for {room:,}",
+                "shorten the target or the text",
             )
-        return ids[0]
+        return ids
 
     def _add_checks(self, checks: Sequence[Check]) -> None:
         for check in checks:

@@ -124,7 +124,8 @@ def verify(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> list
         )
     if not model.config.post_norm:
         lens = logit_lens(model, tokenizer, ids, query=len(ids) - 1, first=len(ids) - 1)
-        attribution = attribute_logit(model, tokenizer, ids, query=len(ids) - 1)
+        attribution = attribute_logit(model, tokenizer, ids, query=len(ids) - 1, left_out=range(0))
+        assert attribution.difference is not None
         lens_error = abs(lens.candidates[-1][0].logit - float(model.logits(x[-1]).max()))
         checks += [
             Check("the logit lens at the last layer equals the model", lens_error, _LOGIT_LIMIT),

@@ -136,16 +136,36 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenContribution:
+    """The contribution of one earlier token to a logit, and the logit without the token."""
+
+    position: int
+    id: int
+    text: bytes
+    logit: float | None  # through attention, of all heads; None: post-norm model
+    logit_without: float | None  # of the model run on the text without the token; None: not run
+    log_probability_without: float | None  # nats
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttributionReport:
-    """A logit as the sum of its contributions (direct logit attribution)."""
+    """A logit as the sum of its contributions (direct logit attribution), in two ways.
+
+    `contributions` sum to the logit; so do `embedding`, `feed_forward`, `biases` and the logits of
+    `tokens`. A target of several tokens has sums over them. None: post-norm model.
+    """
 
     query: int
-    target: int
+    targets: list[int]  # ids
     target_text: bytes
-    probability: float
+    log_probability: float  # nats
     logit: float
-    contributions: list[Contribution]  # largest magnitude first; they sum to the logit
-    difference: float  # between that sum and the logit
+    contributions: list[Contribution]  # of components, largest magnitude first
+    tokens: list[TokenContribution]  # up to the last token before the end of the target
+    embedding: float | None  # of the predicting position itself
+    feed_forward: float | None  # of all layers
+    biases: float | None  # of values and outputs of attention, the final norm and the output
+    difference: float | None  # the larger one between these sums and the logit
     normalizes_outputs: bool  # whether norms of sublayers' outputs are held constant too
 
 

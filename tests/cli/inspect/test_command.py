@@ -46,7 +46,7 @@ def test_json_equals_the_reports(inspect, inspector):
     assert record["heads"]["heads"][0]["previous"] == pytest.approx(heads.heads[0].previous, 1e-4)
     assert record["tokens"]["bits_per_byte"] == pytest.approx(inspector.text.bits_per_byte, 1e-5)
     assert record["predict"][0]["id"] == inspector.predictions()[0].id
-    assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["target"]
+    assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["targets"][0]
     assert all(check["passed"] for check in record["verify"])
     assert record["training"][0]["kind"] == "PlanReport"
 
@@ -75,7 +75,7 @@ def test_predictions_with_sampling_options_are_those_of_generate(inspect, inspec
 
 
 def test_every_view_describes_every_family(inspect, family, model_directory, tmp_path):
-    missing = {View.training, *((View.lens, View.why) if family == "classic" else ())}
+    missing = {View.training, *((View.lens,) if family == "classic" else ())}
     views = [view for view in View if view not in missing]
     selected = [f"--view={view}" for view in views] + ["--layer=all", "--head=all"]
     prompt = "What is the king? Tis more."

@@ -33,7 +33,8 @@ from tgen.tokenizer import train_char
         (["--view", "tokens", "--measure", "value"], "--measure"),
         (["--view", "heads", "--head", "mean"], "--head"),
         (["--view", "predict", "--query", "0:2"], "--query"),
-        (["--view", "why", "--target", "What is the king"], "--target"),
+        (["--view", "why", "--target", "What is the king" * 50], "--target"),
+        (["--view", "why", "--keys", "99"], "--keys"),
         (["--svg", "x.svg", "--csv", "./x.svg"], "--csv"),
         (["--html", "x.html", "--top", "3"], "--top"),
         (["--view", "tokens", "--cells", "num"], "--cells"),
@@ -97,12 +98,15 @@ def test_comparison_needs_equal_tokens(inspect, trained, tmp_path):
     assert (done.returncode, b"tokenize this text differently" in done.stderr) == (2, True)
 
 
-def test_post_norm_model_has_no_lens_and_no_attribution(inspect, tmp_path, tokenizer):
+def test_post_norm_model_has_no_lens_and_its_attribution_leaves_out_tokens_alone(
+    inspect, tmp_path, tokenizer
+):
     path = tmp_path / "classic"
     config = make_model("classic", vocab_size=tokenizer.vocab_size)
     model_dir.save(path, config.config, tokenizer, config.to_arrays())
-    for view in ("lens", "why"):
-        done = inspect("--view", view, model=path)
-        assert done.returncode == 2
-        assert b"classic" in done.stderr
+    done = inspect("--view", "lens", model=path)
+    assert (done.returncode, b"classic" in done.stderr) == (2, True)
+    done = inspect("--view", "why", model=path)
+    assert done.returncode == 0, done.stderr
+    assert b"a post-norm model has no residual stream" in done.stdout
     assert inspect("--html", tmp_path / "x", model=path).returncode == 0

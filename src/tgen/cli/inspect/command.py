@@ -9,11 +9,11 @@ def inspect(options: InspectOptions) -> None:
     """Show a model's attention, predictions and training history.
 
     Views: attention (attention weights of a head), heads (role and metrics of every head), tokens
-    (surprisal of each token), predict (next-token probabilities; with
-    sampling options, after each sampler), lens (logit lens: predictions
-    after each layer), why (direct logit attribution), rollout (attention rollout), positions
-    (position encoding), model (parameters and shape), training (loss curves), verify (checks
-    against the fused attention kernel).
+    (surprisal of each token), predict (next-token probabilities; with sampling options, after each
+    sampler), lens (logit lens: predictions after each layer), why (earlier tokens and components
+    that make a logit), rollout (attention rollout), positions (position encoding), model
+    (parameters and shape), training (loss curves), verify (checks against the fused attention
+    kernel).
 
     --view heads with two --model options compares the heads of two models.
     """

@@ -63,7 +63,7 @@ _VIEWS_BY_FIELD = {
     "cells": set(MATRIX_VIEWS),
     "scale": set(MATRIX_VIEWS),
     "query": _QUERY_VIEWS,
-    "keys": set(MATRIX_VIEWS),
+    "keys": {*MATRIX_VIEWS, View.why},
     "hide_first": {View.attention, View.rollout},
     "target": {View.why},
     "ablate": {View.heads},
@@ -115,7 +115,10 @@ class InspectOptions:
         low=1,
     )
     target: str | None = _select(
-        "Token that --view why explains.", "--target", "TEXT", shown_default="the most likely token"
+        "Token or word that --view why explains.",
+        "--target",
+        "TEXT",
+        shown_default="the most likely token",
     )
     measure: Literal["attention", "value"] = option(
         "attention",

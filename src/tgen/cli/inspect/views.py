@@ -34,7 +34,6 @@ from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import make_vocabulary
 from tgen.reports.inspection import (
     AttentionReport,
-    Contribution,
     HeadReport,
     HeadsReport,
     RolloutReport,
@@ -237,12 +236,25 @@ def _lens(inspector: Inspector, options: InspectOptions) -> ViewOutput:
 
 def _why(inspector: Inspector, options: InspectOptions) -> ViewOutput:
     query = _single_query(View.why, inspector, options)
-    report = inspector.logit_attribution(query=query, target=options.target_bytes)
+    keys = None if options.keys is None else parse_slice("--keys", options.keys, query + 1)
+    label_text = "leaving out one token at a time"
+    with console.late_progress(label_text, quiet=options.quiet) as progress:
+        report = inspector.logit_attribution(
+            query=query, target=options.target_bytes, left_out=keys, progress=progress
+        )
+
+    def rows() -> Iterator[Row]:
+        names = ("position", "id", "token", "logit_without", "log_probability_without")
+        yield "component", "layer", "head", "logit", *names
+        for part in report.contributions:
+            yield part.component, part.layer, part.head, part.logit, *5 * [None]
+        for one in report.tokens:
+            effects = one.logit_without, one.log_probability_without
+            yield "token", None, None, one.logit, one.position, one.id, one.text, *effects
+
     token, top = inspector.tokens[query], options.top or 15
     return ViewOutput(
-        report,
-        lambda: attribution_table(report, token, top=top, width=out.width),
-        field_rows(Contribution, report.contributions),
+        report, lambda: attribution_table(report, token, top=top, width=out.width), rows()
     )
 
 
