@@ -12,6 +12,7 @@ from support.servers import ServerProcess, serving
 from tgen.checkpoint.model_dir import load
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, SamplingConfig
+from tgen.drawing.terminal_text import label
 from tgen.engine.base import reset
 from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
@@ -218,7 +219,20 @@ def test_attention_equals_the_inspector(page: Page) -> None:
     assert weights == sorted(weights, reverse=True)
 
 
-def test_views_and_chart_have_numbers(page: Page) -> None:
+def test_parts_sum_to_the_logit_and_the_lens_ends_with_the_prediction(page: Page) -> None:
+    page.write(TEXT, seed=3, n=12)
+    page.find("tab-inside").click()
+    page.wait(lambda: page.all("#why-tokens td"))
+    sums = page.run("return {...document.getElementById('why-parts').dataset}")
+    assert abs(float(sums["total"]) - float(sums["logit"])) < 1e-4
+    assert len(page.all("#lens tbody tr")) == 6  # the embedding and the layers
+    text = TEXT.encode() + repeat(page).rstrip(b"\n")
+    (best, *_) = Inspector(load(SHIPPED), text).predictions(top=1)
+    last_layer = page.all("#lens tbody tr")[-1].find_elements(By.TAG_NAME, "td")
+    assert last_layer[-1].text == label(best.text)
+
+
+def test_the_chart_has_a_point_per_length(page: Page) -> None:
     page.write(TEXT, seed=3, n=5)
     page.find("tab-time").click()
     page.find("measure").click()

@@ -7,6 +7,7 @@ model at a time.
 
 import base64
 import json
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 from tgen.drawing.terminal_text import label
 from tgen.errors import TgenError
 from tgen.inspection.inspector import Inspector
+from tgen.inspection.logit_attribution import attribute_logit
 from tgen.lora.model_with_adapter import load
 from tgen.machine.memory import free_ram
 from tgen.reports.inspection import Matrix, Prediction
@@ -31,6 +33,8 @@ _THUMBNAIL = 32  # pixels
 _SCALE = 65535  # stands for a weight of 1
 _LENS_POSITIONS = 24
 _TOP = 8  # candidates per layer
+_LEFT_OUT = 32  # tokens, each of which takes a pass
+_TOP_TOKENS = _TOP_PARTS = 16
 
 
 def main() -> None:
@@ -120,6 +124,43 @@ def _lens(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _why(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
+    """Return what made the logit of the target: earlier tokens, the most important first, and the
+    largest parts; the latest tokens are also left out."""
+    query, target = request["query"], request["target"]
+    report = attribute_logit(
+        inspector.model,
+        inspector.tokenizer,
+        inspector.ids,
+        query=query,
+        target=None if target is None else [target],
+        left_out=range(max(0, query + 1 - _LEFT_OUT), query + 1),
+    )
+    tokens = [
+        {
+            "index": token.position,
+            "attention": token.logit,
+            "without": None if token.logit_without is None else token.logit_without - report.logit,
+        }
+        for token in report.tokens
+    ]
+    tokens.sort(key=lambda token: -max(abs(token["attention"] or 0), abs(token["without"] or 0)))
+    sums = {"its own embedding": report.embedding, "feed-forward layers": report.feed_forward}
+    sums["biases"] = report.biases
+    return {
+        "target": "".join(map(label, map(inspector.tokenizer.token_bytes, report.targets))),
+        "logit": report.logit,
+        "probability": math.exp(report.log_probability),
+        "tokens": tokens[:_TOP_TOKENS],
+        "all_tokens": sum(token.logit or 0 for token in report.tokens),
+        "sums": {name: value for name, value in sums.items() if value is not None},
+        "parts": [
+            {"name": part.component, "logit": part.logit}
+            for part in report.contributions[:_TOP_PARTS]
+        ],
+    }
+
+
 def _prediction(prediction: Prediction) -> dict[str, Any]:
     return {"label": label(prediction.text), "probability": prediction.probability}
 
@@ -128,6 +169,7 @@ _VIEWS: dict[str, Callable[[Inspector, dict[str, Any]], dict[str, Any]]] = {
     "heads": _heads,
     "attention": _attention,
     "lens": _lens,
+    "why": _why,
 }
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ import { percent } from './text.js';
 
 const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
 
+const WHY = 'The parts sum to the logit, with the scales of the norms held constant; “without it” is ' +
+  'the change of the logit when the model runs on the text without the token (the last 32).';
+
 const setAbout = (text) => { byId('inside-about').textContent = text; };
 
 function drawLens(lens, labels) {
@@ -40,13 +43,18 @@ function drawWhy(why, labels) {
   byId('title-why').replaceChildren(
     'Why ', make('b', { className: 'token' }, why.target), `: logit ${why.logit.toFixed(3)}, `,
     `probability ${percent(why.probability)}`);
-  drawTable(byId('why-tokens'), ['earlier token', 'through attention', 'without it'],
+  const number = (x) => (x === null ? '–' : signed(x));
+  drawTable(byId('why-tokens'), ['earlier token', 'through attention', 'logit without it'],
     why.tokens.map((one) => [
-      `${one.index} ${labels[one.index]}`, one.attention === null ? '–' : signed(one.attention),
-      one.without === null ? '–' : signed(one.without)]));
-  drawTable(byId('why-parts'), ['part', 'logit'],
-    why.parts.map(({ name, logit }) => [name, signed(logit)]));
-  byId('why-parts').dataset.sum = why.parts.reduce((sum, { logit }) => sum + logit, 0);
+      `${one.index} ${labels[one.index]}`, number(one.attention), number(one.without)]));
+  const sums = Object.entries(why.sums);
+  if (sums.length) sums.unshift(['all tokens, through attention', why.all_tokens]);
+  const parts = why.parts.map(({ name, logit }) => [name, signed(logit)]);
+  drawTable(byId('why-parts'), ['sum of', 'logit'],
+    sums.map(([name, logit]) => [name, signed(logit)]));
+  drawTable(byId('why-heads'), ['largest parts', 'logit'], parts);
+  const total = sums.reduce((sum, [, logit]) => sum + logit, 0);
+  Object.assign(byId('why-parts').dataset, { total, logit: why.logit });
 }
 
 export class Inside {
@@ -82,7 +90,7 @@ export class Inside {
     const why = await ask('tgen/why', target === undefined ? body : { ...body, target });
     if (!isNewest()) return;
     drawWhy(why, labels);
-    setAbout(this.facts.residual_stream ? '' :
+    setAbout(this.facts.residual_stream ? WHY :
       'The logit lens needs a residual stream, which a post-norm model does not have.');
   }
 }
