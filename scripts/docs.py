@@ -199,6 +199,9 @@ def main() -> None:
     for name in options.pictures or (PICTURES if everything or options.pictures == [] else ()):
         report(f"docs/pictures/{name}.svg")
         draw_picture(name, PICTURES[name])
+    if everything:
+        report("docs/pictures/live.png")
+        subprocess.run([sys.executable, ROOT / "scripts" / "page_pictures.py"], check=True)
     for page in options.pages or (PAGES if everything else ()):
         report(page)
         copy_shipped_model()

@@ -2,6 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,14 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a headless Chromium without background traffic."""
+    """Return a headless browser."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@contextmanager
+def open_browser(profile: Path) -> Iterator[Any]:
+    """Yield a headless Chromium without background traffic, or skip the test."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = next(filter(None, map(shutil.which, names)), None)
@@ -29,7 +38,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "--disable-component-update",
         "--disable-sync",
         "--window-size=1280,900",
-        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+        f"--user-data-dir={profile}",
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
