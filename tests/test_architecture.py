@@ -29,7 +29,7 @@ ALLOWED = {
     "engine": "storage machine model checkpoint",
     "inspection": "machine tokenizer model checkpoint",
     "lora": "storage machine tokenizer model checkpoint",
-    "drawing": "inspection",
+    "drawing": "inspection generation loaded_model",
     "generation": "engine",
     "training": "distributed machine corpus model planning lora",
     "loaded_model": "tokenizer checkpoint chat engine lora generation",

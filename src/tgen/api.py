@@ -34,8 +34,8 @@ from tgen.config import (
     raw,
 )
 from tgen.config.option import (
-    check_choice,
     check_combinations,
+    check_ranges,
     flag_values,
     replace_flags,
     require,
@@ -54,9 +54,7 @@ from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tgen.drawing.page.attention_page import AttentionPage
-    from tgen.inspection.attention import Measure
-    from tgen.inspection.heads import AblationKind
+    from tgen.drawing.inspection import Inspection
 
 Prompt = str | bytes | Sequence[int]  # a text, or token ids
 
@@ -64,12 +62,12 @@ Prompt = str | bytes | Sequence[int]  # a text, or token ids
 @cache
 def _keywords() -> dict[str, Any]:
     """Return the keyword of each flag, as `flag_values` does."""
+    from tgen.drawing.view_options import ViewOptions
     from tgen.runs import RunRequest
 
-    named = {"--model": "path", "--prompt": "text", "--save-cache": "save_cache"}
-    named |= {f"--{name}": name for name in ("layer", "head", "ablate")}
+    named = {"--model": "path", "--prompt": "text", "--save-cache": "save_cache", "--view": "view"}
     return {
-        **flag_values(SamplingConfig, EngineOptions, TrainConfig, Reading, RunRequest),
+        **flag_values(SamplingConfig, EngineOptions, TrainConfig, Reading, RunRequest, ViewOptions),
         **{flag: (name, ()) for flag, name in named.items()},
         **{f"--{name}": (name, None) for name in ("resume", "override", "tail")},
     }
@@ -399,36 +397,45 @@ class Model:
     @_named_keywords()
     def inspect(
         self,
-        text: str | bytes,
+        text: str | bytes | None = None,
         *,
-        layer: str | None = None,
-        head: str | None = None,
-        measure: "Measure" = "attention",
-        ablate: "AblationKind | None" = None,
+        view: str = "attention",
         tail: bool = False,
-    ) -> "AttentionPage":
-        """Return the attention page of a text, which a notebook shows; `.html` is the document.
+        **options: Any,
+    ) -> "Inspection":
+        """Return a view of a text, which a notebook shows; `.data` has its numbers.
 
-        The options are those of `tgen inspect`: layers and heads such as "0,2-4" or "-1". Raises
-        UsageError for an empty text, one longer than the context unless `tail`, and too many heads.
+        The views are those of `tgen inspect`, except for `training`; `attention` is the page of all
+        heads. `positions` and `model` need no text. The options are those of `tgen inspect`
+        (layers and heads such as "0,2-4" or "-1"), and for `predict` those of `SamplingConfig`.
+        Raises UsageError for an empty text, one longer than the context unless `tail`, and options
+        without effect on the view.
         """
-        from tgen.drawing.page.attention_page import AttentionPage, attention_page
-        from tgen.inspection.attention import Measure
-        from tgen.inspection.heads import AblationKind
+        from tgen.drawing.inspection import inspect_view
+        from tgen.drawing.view_options import (
+            SAMPLING_FIELDS,
+            VIEWS_WITHOUT_TEXT,
+            View,
+            ViewOptions,
+        )
         from tgen.inspection.inspector import Inspector
 
-        _check_text("text", text)
-        for name, value in (("layer", layer), ("head", head)):
-            valid = value is None or isinstance(value, str)
-            require(valid, name, repr(value), 'a str such as "0,2-4" or "-1"')
-        check_choice("measure", measure, Measure)
-        if ablate is not None:
-            check_choice("ablate", ablate, AblationKind)
+        names = [one.value for one in View if one is not View.training]
+        require(view in names, "view", repr(view), f"one of {', '.join(names)}")
+        needs_text = View(view) not in VIEWS_WITHOUT_TEXT
+        if text is not None or needs_text:
+            _check_text("text", text)
         require(isinstance(tail, bool), "tail", repr(tail), "True or False")
+        sampling = {name: options.pop(name) for name in [*options] if name in SAMPLING_FIELDS}
+        known = [one.name for one in fields(ViewOptions) if one.name != "sampling"]
+        if unknown := sorted(set(options) - set(known)):
+            hint = suggest(unknown[0], [*known, *SAMPLING_FIELDS])
+            raise UsageError(f"unknown option {unknown[0]}", hint or f"use {', '.join(known)}")
+        view_options = ViewOptions(**options, sampling=sampling)
+        check_ranges(view_options)
         bundle = model_with_adapter.reload(self._loaded.bundle)
-        inspector = Inspector(bundle, raw(text), tail=tail)
-        page = attention_page(inspector, layer=layer, head=head, measure=measure, ablate=ablate)
-        return AttentionPage(bundle.path.name, page)
+        inspector = Inspector(bundle, None if text is None else raw(text), tail=tail)
+        return inspect_view(inspector, View(view), view_options)
 
     @_named_keywords()
     def cache_prompt(self, prompt: Prompt) -> PromptCache:

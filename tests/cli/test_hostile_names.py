@@ -9,7 +9,7 @@ import pytest
 from support.command import tgen
 from support.models import TEXT
 from tgen.cli.app import run
-from tgen.cli.inspect.options import View
+from tgen.drawing.view_options import View
 
 ESCAPES = "\x1b]52;c;cm0=\x1b\\\x1b[2J\r\x9b\x07\u202e[red]"
 NAME = f"m{ESCAPES}"
@@ -121,7 +121,7 @@ def test_hostile_arguments_are_quoted_without_control_characters(trained, capsys
         ["generate", *model, "--input", ESCAPES],
         ["generate", "-m", ESCAPES, "-p", "x"],
         ["inspect", *model, "-p", "x", "--layer", ESCAPES],
-        ["inspect", *model, "-p", "x", "--view", "why", "--target", ESCAPES],
+        ["inspect", *model, "-p", "x", "--view", "why", "--query", ESCAPES],
         ["bench", *model, "-p", ESCAPES],
         ["bench", *model, "--compare", ESCAPES],
         ["export", ESCAPES, "--to", "gguf"],

@@ -1,11 +1,16 @@
 """The page in a notebook's output: heads are clickable, and nothing is fetched."""
 
+import json
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 import tgen
+from tgen.checkpoint import model_dir
+from tgen.drawing.view_options import View
 from tgen.errors import UsageError
+from tgen.inspection.inspector import Inspector
 
 By = pytest.importorskip("selenium.webdriver.common.by", reason="selenium is not installed").By
 # What nbconvert writes around the output of a cell.
@@ -13,9 +18,19 @@ NOTEBOOK = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Notebook</
 <div class="jp-OutputArea-output" data-mime-type="text/html">{}</div></body></html>"""
 
 
+@pytest.fixture(scope="module")
+def model(trained):
+    return tgen.load(trained, threads=1)
+
+
 @pytest.fixture
-def page(trained):
-    return tgen.load(trained, threads=1).inspect("What is the king?")
+def page(model):
+    return model.inspect("What is the king?")
+
+
+@pytest.fixture(scope="module")
+def inspector(trained):
+    return Inspector(model_dir.load(trained), b"What is the king?")
 
 
 def test_notebook_shows_the_document_of_the_command(page, inspect):
@@ -53,8 +68,72 @@ def test_heads_are_clickable_in_a_notebook_without_the_network(page, browser, tm
     assert browser.get_log("browser") == []
 
 
-def test_options_select_heads(trained):
-    model = tgen.load(trained, threads=1)
+@pytest.mark.parametrize("view", [view for view in View if view is not View.training])
+def test_every_view_has_data_text_and_html(model, inspect, view):
+    shown = model.inspect("What is the king?", view=view)
+    selected = ["--layer=all", "--head=all"] if view == "attention" else []
+    record = json.loads(inspect(f"--view={view}", *selected, "--json").stdout)
+    assert shown.data["ids"] == [token["id"] for token in record["text"]]
+    assert b"".join(shown.data["text"]) == b"What is the king?"
+    value = shown.data[view.value]
+    assert len(value) == len(record[view])
+    if isinstance(value, dict):
+        assert value.keys() == record[view].keys()
+    if view in ("attention", "rollout"):
+        assert all(one["weights"].shape == 2 * (len(record["text"]),) for one in value)
+    html = shown._repr_html_()
+    assert html.startswith("<iframe" if view == "attention" else "<")
+    assert "<script" not in html
+    assert str(shown)
+    assert "\x1b" not in str(shown) + html
+
+
+def test_data_are_the_numbers_of_the_reports(model, inspector):
+    weights = model.inspect("What is the king?").data["attention"][1]["weights"]
+    [report] = inspector.attention([(0, 1)])
+    assert np.array_equal(weights, report.weights)
+    why = model.inspect("What is the king?", view="why", target="king", keys="2:4").data["why"]
+    assert sum(one["logit_without"] is not None for one in why["tokens"]) == 2
+    sampled = model.inspect("What is the king?", view="predict", top_p=0.5, top=3).data["predict"]
+    assert sum(one["final"] for one in sampled["candidates"]) <= 1 + 1e-9
+    assert [step.sampler for step in sampled["steps"]] == ["top_k", "top_p", "temperature"]
+    printed = str(model.inspect("What is the king?", view="tokens"))
+    assert "bits: surprisal" in printed
+    assert all(line == line.rstrip() for line in printed.splitlines())
+
+
+def test_hostile_text_stays_text(model):
+    text = "</pre><script>a</script>\x1b[3m"
+    for view in ("tokens", "predict", "why", "rollout"):
+        html = model.inspect(text, view=view)._repr_html_()
+        assert "<script" not in html
+        assert "\x1b" not in html
+
+
+def test_positions_and_the_model_need_no_text(model):
+    assert model.inspect(view="positions").data["positions"][0]["values"].shape[1] > 1
+    assert list(model.inspect(view="model").data) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(view="nothing"), "view: invalid value 'nothing'"),
+        (dict(view="training"), "view: invalid value 'training'"),
+        (dict(view="tokens", temperature=1.0), "temperature: no effect on this view"),
+        (dict(query="1"), "query: no effect on the page"),
+        (dict(view="predict", quary="1"), "unknown option quary"),
+        (dict(view="predict", top_p=3), "top_p: invalid value 3"),
+        (dict(view="lens", query="9:"), "query: 9: is empty"),
+        (dict(text=None), "text: invalid value None"),
+    ],
+)
+def test_bad_options_are_errors(model, options, message):
+    with pytest.raises(UsageError, match=message):
+        model.inspect(**{"text": "What is"} | options)
+
+
+def test_options_select_heads(model):
     page = model.inspect("What is the king?", layer="-1", head="0")
     assert page.html.count('type="application/octet-stream"') == 1
     with pytest.raises(UsageError, match="measure: invalid value"):

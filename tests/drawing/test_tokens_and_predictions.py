@@ -10,9 +10,9 @@ import pytest
 
 from support.tokens import HOSTILE, printed
 from tgen.cli.inspect.output import csv_text
-from tgen.cli.inspect.views import field_rows
 from tgen.drawing.tables import attribution_table, lens_table, prediction_table, token_table
 from tgen.drawing.terminal_text import label
+from tgen.drawing.views import field_rows
 from tgen.reports.inspection import (
     AttributionReport,
     Contribution,

@@ -15,10 +15,10 @@ from support.models import make_model
 from tgen.checkpoint import model_dir
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
-from tgen.cli.inspect.options import View
 from tgen.config import ModelConfig, SamplingConfig
 from tgen.drawing.heat_map import AUTO_SELECTED
 from tgen.drawing.page import attention_page
+from tgen.drawing.view_options import View
 from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import make_vocabulary

@@ -7,7 +7,7 @@ import numpy as np
 
 from support.tokens import attention_report, random_weights
 from tgen.cli.inspect.output import csv_text
-from tgen.cli.inspect.views import weight_rows
+from tgen.drawing.views import weight_rows
 
 
 def test_csv_restores_every_weight_exactly():

@@ -1,11 +1,9 @@
 """The views and options of `tgen inspect`, and which can be combined: checked without torch."""
 
-import os
 import sys
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tgen.cli.options import (
     Reader,
@@ -22,61 +20,24 @@ from tgen.cli.options import (
 from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option
-from tgen.drawing import Cells, Scale
+from tgen.drawing.view_options import (
+    DRAWING,
+    MATRIX_VIEWS,
+    SAMPLING,
+    SAMPLING_FIELDS,
+    SELECTION,
+    VIEWS_BY_FIELD,
+    VIEWS_WITHOUT_TEXT,
+    View,
+    ViewOptions,
+)
 from tgen.errors import UsageError
 
-_SELECTION, _SAMPLING, _DRAWING, _FILES = "Selection", "Sampling", "Drawing", "Files"
-PANELS = (_SELECTION, _SAMPLING, _DRAWING, _FILES, "Output")
-# The samplers and penalties that can change the probabilities of a prompt's next token.
-_SAMPLING_FIELDS = {"temperature", "top_k", "top_p"} | {
-    one.name
-    for one in fields(SamplingConfig)
-    if one.metadata.get("panel") in ("Penalties", "Other samplers")
-    and one.name not in ("penalize_prompt", "dry_breakers")
-}
-
-
-class View(StrEnum):
-    """Values of `--view`."""
-
-    attention = "attention"
-    heads = "heads"
-    tokens = "tokens"
-    predict = "predict"
-    lens = "lens"
-    why = "why"
-    positions = "positions"
-    rollout = "rollout"
-    model = "model"
-    training = "training"
-    verify = "verify"
-
-
-VIEWS_WITHOUT_TEXT = {View.positions, View.model, View.training}
-MATRIX_VIEWS = (View.attention, View.rollout, View.positions)
+_FILES = "Files"
+PANELS = (SELECTION, SAMPLING, DRAWING, _FILES, "Output")
 _VIEWS_WITHOUT_CSV = (View.model, View.training, View.verify)
-_QUERY_VIEWS = {View.attention, View.rollout, View.tokens, View.predict, View.lens, View.why}
-_VIEWS_BY_FIELD = {
-    "layer": {View.attention, View.heads, View.rollout},
-    "head": {View.attention, View.heads},
-    "top": {View.attention, View.rollout, View.predict, View.lens, View.why},
-    "cells": set(MATRIX_VIEWS),
-    "scale": set(MATRIX_VIEWS),
-    "query": _QUERY_VIEWS,
-    "keys": {*MATRIX_VIEWS, View.why},
-    "hide_first": {View.attention, View.rollout},
-    "target": {View.why},
-    "ablate": {View.heads},
-    "measure": {View.attention},
-}
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
 _PICTURES = ("--svg", "--png", "--vega")
-
-
-def _select(help_text: str, flag: str, metavar: str | None = None, **details: Any) -> Any:
-    if metavar:
-        details["metavar"] = metavar
-    return option(None, help_text, flag, panel=_SELECTION, **details)
 
 
 def _file(help_text: str, flag: str) -> Any:
@@ -84,7 +45,7 @@ def _file(help_text: str, flag: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions:
+class InspectOptions(ViewOptions):
     """Options of `tgen inspect`. Raises UsageError for values that cannot be combined."""
 
     prompt: str | None = prompt_option("Text to inspect; '-' reads stdin.")
@@ -99,63 +60,17 @@ class InspectOptions:
         shown_default="attention",
     )
     device: Device = device_option()
-    layer: str | None = _select("Layers: 0,2-4, -1 for the last, or all.", "--layer", "LAYERS")
-    head: str | None = _select(
-        "Heads: 0,2-4, -1, all, or mean; of the last layer unless --layer is given.",
-        "--head",
-        "HEADS",
-        shown_default="the most focused head",
-    )
-    query: str | None = _select("Query positions (rows): 57, -1, or 40:64.", "--query", "POSITIONS")
-    keys: str | None = _select("Key positions (columns): 57, -1, or 40:64.", "--keys", "POSITIONS")
-    top: int | None = _select(
-        "Number of candidates, contributions or keys to list.",
-        "--top",
-        shown_default="depends on the view",
-        low=1,
-    )
-    target: str | None = _select(
-        "Token or word that --view why explains.",
-        "--target",
-        "TEXT",
-        shown_default="the most likely token",
-    )
-    measure: Literal["attention", "value"] = option(
-        "attention",
-        "Quantity: attention weights, or each key's share of the head's output (value).",
-        "--measure",
-        panel=_SELECTION,
-    )
-    ablate: Literal["zero", "mean"] | None = _select(
-        "Ablation in --view heads: loss increase with each head's output set to zero or its mean.",
-        "--ablate",
-    )
     tail: bool = option(
-        False, "Keep only the end of a text longer than the context.", "--tail", panel=_SELECTION
+        False, "Keep only the end of a text longer than the context.", "--tail", panel=SELECTION
     )
     sampling: dict[str, Any] = nested(
-        SamplingConfig, only=_SAMPLING_FIELDS, panel=_SAMPLING, samplers=Reader(str, str)
-    )
-    cells: Cells = option(
-        "auto",
-        "Cell style: percentages (num), colored blocks or lists of top keys; auto picks by width.",
-        "--cells",
-        panel=_DRAWING,
-    )
-    scale: Scale = option("sqrt", "Color scale.", "--scale", panel=_DRAWING)
-    hide_first: bool = option(
-        False,
-        "Hide the first key and print its share.",
-        "--hide-first",
-        panel=_DRAWING,
-        excludes="keys",
-        hint="pass --keys 1: instead of both",
+        SamplingConfig, only=SAMPLING_FIELDS, panel=SAMPLING, samplers=Reader(str, str)
     )
     width: int | None = option(
         None,
         "Output width in columns.",
         "--width",
-        panel=_DRAWING,
+        panel=DRAWING,
         shown_default="the terminal's",
         low=20,
         high=10_000,
@@ -169,7 +84,7 @@ class InspectOptions:
     quiet: bool = quiet_option()
 
     def __post_init__(self) -> None:
-        SamplingConfig(**self.sampling)  # raises UsageError before a model is loaded
+        super().__post_init__()
         self._check_views()
         self._check_files()
         self._check_unused()
@@ -184,11 +99,6 @@ class InspectOptions:
         """The files to write, by flag."""
         names = ("csv", "vega", "html", "svg", "png")
         return {f"--{name}": path for name in names if (path := getattr(self, name)) is not None}
-
-    @property
-    def target_bytes(self) -> bytes | None:
-        """The token of --target."""
-        return None if self.target is None else os.fsencode(self.target)
 
     @property
     def prompt_flag(self) -> str:
@@ -268,27 +178,14 @@ class InspectOptions:
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""
         views = set(self.views) | ({View.heads, View.attention} if self.html else set())
-        flags = {name: flag_of(InspectOptions, name) for name in _VIEWS_BY_FIELD}
-        given = {
-            one.name
-            for one in fields(self)
-            if one.name in _VIEWS_BY_FIELD and getattr(self, one.name) != one.default
-        }
-        for name in sorted(given):
-            if not views & _VIEWS_BY_FIELD[name]:
-                names = ", ".join(sorted(_VIEWS_BY_FIELD[name]))
-                raise UsageError(
-                    f"{flags[name]}: no effect on this view", f"use it with --view {names}"
-                )
-        if self.sampling and View.predict not in views:
-            flag = flag_of(SamplingConfig, next(iter(self.sampling)))
-            raise UsageError(f"{flag}: no effect on this view", "use it with --view predict")
+        self.check_used(views)
         whole = "--json" if self.json else next(iter(self.files), None)
         if whole and views & set(MATRIX_VIEWS):
-            listing = _VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)
+            listing = VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)
             for name in _TABLE_FIELDS:
-                if name in given and not (name == "top" and views & listing):
+                if name in self.given and not (name == "top" and views & listing):
+                    flag = flag_of(InspectOptions, name)
                     raise UsageError(
-                        f"{flags[name]} cannot be combined with {whole}, which writes all tokens",
-                        f"remove {flags[name]} or {whole}",
+                        f"{flag} cannot be combined with {whole}, which writes all tokens",
+                        f"remove {flag} or {whole}",
                     )

@@ -12,20 +12,15 @@ from typing import Any
 from rich.text import Text
 
 from tgen.cli import console
-from tgen.cli.inspect.options import VIEWS_WITHOUT_TEXT, InspectOptions, View
-from tgen.cli.inspect.views import (
-    VIEWS,
-    Row,
-    ViewOutput,
-    ablation_progress,
-    fits_lines,
-    measure_heads,
-)
+from tgen.cli.inspect.options import InspectOptions
+from tgen.cli.inspect.views import compute_view, current_screen, fits_lines, progress_bar
 from tgen.cli.json_output import printable_json
 from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer
 from tgen.drawing.terminal_text import label
+from tgen.drawing.view_options import VIEWS_WITHOUT_TEXT, View
+from tgen.drawing.views import ABLATING, Row, ViewOutput, measure_heads
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
@@ -66,7 +61,7 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
         lines.append(Text(note, style="dim"))
     for i, view in enumerate(options.views):
         lines += [""] if i else []
-        lines += VIEWS[view](inspector, options).draw()
+        lines += compute_view(view, inspector, options).draw(current_screen(options))
     _ensure_checked(inspector, options)
     if inspector.checks and View.verify not in options.views:
         lines.append(checks_footer(inspector.checks))
@@ -86,7 +81,7 @@ def print_json(inspector: Inspector, options: InspectOptions) -> None:
     record |= _text_fields(inspector)
     for view in options.views:
         if view is not View.model:
-            record[view.value] = VIEWS[view](inspector, options).report
+            record[view.value] = compute_view(view, inspector, options).report
     _ensure_checked(inspector, options)
     if inspector.checks:
         record["verify"] = _check_records(inspector)
@@ -131,13 +126,13 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
     formats = set(options.files) - {"--html"}
     if formats:
         (view,) = options.views
-        output = VIEWS[view](inspector, options)
+        output = compute_view(view, inspector, options)
         for name in formats:
             contents[name] = _file_content(name, view, output)
     if "--html" in options.files:
         from tgen.drawing.page.attention_page import attention_page
 
-        with ablation_progress(options) as progress:
+        with progress_bar(options)(ABLATING) as progress:
             page = attention_page(
                 inspector,
                 layer=options.layer,
@@ -147,7 +142,7 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
                 scale=options.scale,
                 progress=progress,
             )
-        contents["--html"] = page.encode()
+        contents["--html"] = page.html.encode()
     for name, path in options.files.items():
         if str(path) == "-":
             console.write(contents[name])
@@ -176,7 +171,9 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
             f"--model: the models have different shapes ({' and '.join(shapes)})",
             "compare models with the same number of layers and heads",
         )
-    first, second = (measure_heads(inspector, options) for inspector in inspectors)
+    first, second = (
+        measure_heads(inspector, options, progress_bar(options)) for inspector in inspectors
+    )
     if options.json:
         record = {
             "schema": _SCHEMA,

@@ -11,9 +11,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from html import escape
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -44,7 +43,6 @@ _SCRIPTS = ("dom.js", "weights.js", "data.js", "matrix.js", "tables.js", "page.j
 # Characters that could end a script element or one of its lines.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
-_HEIGHT = 860  # pixels of the frame in a notebook
 
 
 def packed_bytes(n_matrices: int, n_tokens: int) -> int:
@@ -201,23 +199,11 @@ def _loss_line(text: TextReport) -> str:
     return " · ".join(form.format(value) for value, form in values if value is not None)
 
 
-@dataclass(frozen=True, repr=False)
-class AttentionPage:
-    """The page of `tgen inspect --html`, which notebooks show. `html` is the whole document."""
+class AttentionPage(NamedTuple):
+    """The page as an HTML document, and the attention weights that it shows."""
 
-    name: str  # of the model
     html: str
-
-    def __repr__(self) -> str:
-        return f"<attention page of {self.name}, {len(self.html.encode()):,} bytes of HTML>"
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame that may run scripts, but cannot reach the notebook."""
-        return (
-            f'<iframe srcdoc="{escape(self.html)}" title="Attention of {escape(self.name)}"'
-            f' sandbox="allow-scripts" style="width: 100%; height: {_HEIGHT}px; border: 0">'
-            "</iframe>"
-        )
+    attention: list[AttentionReport]
 
 
 def attention_page(
@@ -229,8 +215,8 @@ def attention_page(
     ablate: AblationKind | None,
     scale: Scale = "sqrt",
     progress: Callable[[float], None] = lambda _: None,
-) -> str:
-    """Return the page of the selected heads (by default all) as an HTML document.
+) -> AttentionPage:
+    """Return the page of the selected heads, by default all.
 
     Raises UsageError if its weights would be too large for a browser, and as
     `Inspector.select_heads` does.
@@ -253,7 +239,7 @@ def attention_page(
         for one in inspector.attention(selected, measure=measure)
     ]
     picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=scale)
-    return render_page(
+    html = render_page(
         name=inspector.bundle.path.name,
         summary=inspector.summary,
         text=inspector.text,
@@ -263,3 +249,4 @@ def attention_page(
         checks=inspector.checks,
         picture=svg(picture),
     )
+    return AttentionPage(html, attention)
