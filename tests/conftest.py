@@ -241,10 +241,11 @@ def inspect(
     """Run `tgen inspect` in this process, by default on a fixed prompt and the trained model."""
 
     def run_inspect(
-        *arguments: object, model: Path | None = trained, prompt: str = "What is the king?"
+        *arguments: object, model: Path | None = trained, prompt: str | None = "What is the king?"
     ) -> SimpleNamespace:
         models = [] if model is None else ["-m", model]
-        return run_here("inspect", *models, "-p", prompt, *arguments)
+        text = [] if prompt is None else ["-p", prompt]
+        return run_here("inspect", *models, *text, *arguments)
 
     return run_inspect
 

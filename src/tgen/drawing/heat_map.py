@@ -107,15 +107,23 @@ def rollout_map(report: RolloutReport, tokens: Sequence[bytes], *, scale: Scale)
 
 
 def positions_map(report: PositionsReport) -> HeatMap:
-    """Return the heat map of a position encoding; learned vectors set their own range."""
+    """Return the heat map of a position encoding; learned vectors set their own range.
+
+    That of rotary positions has a row per pair of dimensions and a column per distance.
+    """
     largest = float(np.abs(report.values).max()) if report.kind == "learned" else 1.0
+    values, rows, columns = report.values, report.rows, report.columns
+    row_name, column_name = report.row_name, report.column_name
+    if report.kind in ("rotary", "rotary_local"):
+        values, rows, columns = values.T, columns, rows
+        row_name, column_name = column_name, row_name
     return HeatMap(
         title=report.title,
-        values=report.values,
-        rows=report.rows,
-        columns=report.columns,
-        row_name=report.row_name,
-        column_name=report.column_name,
+        values=values,
+        rows=rows,
+        columns=columns,
+        row_name=row_name,
+        column_name=column_name,
         low=-largest,
         high=largest,
         scale="linear",

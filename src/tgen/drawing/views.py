@@ -3,7 +3,7 @@ it as CSV."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -40,6 +40,7 @@ from tgen.reports.inspection import (
 
 _MIN_TOKENS_TO_SELECT = 3  # shorter texts have no token besides the first and the query
 _MAX_TOKEN_ROWS = 40  # in the token table at a terminal, unless --query selects
+_MAX_DISTANCES = 64  # of rotary positions in a picture
 
 Row = Sequence[object]
 ABLATING = "ablating heads"
@@ -124,13 +125,29 @@ def _positions(inspector: Inspector, options: ViewOptions, _: Progress) -> ViewO
     def maps() -> list[HeatMap]:
         return [positions_map(one) for one in reports]
 
+    def pictures() -> list[HeatMap]:
+        return [_first_distances(one) for one in maps()]
+
     def rows() -> Iterator[Row]:
         yield "kind", reports[0].row_name, reports[0].column_name, "value"
         for one in reports:
             for (i, j), value in np.ndenumerate(one.values):
                 yield one.kind, i, j, float(value)
 
-    return ViewOutput(reports, partial(_draw_maps, maps, None, options), rows(), maps)
+    return ViewOutput(reports, partial(_draw_maps, maps, None, options), rows(), pictures)
+
+
+def _first_distances(heat: HeatMap) -> HeatMap:
+    """Return a map without distances that make it too wide to read."""
+    n = heat.values.shape[1]
+    if heat.column_name != "distance" or n <= _MAX_DISTANCES:
+        return heat
+    return replace(
+        heat,
+        title=f"{heat.title}; distances 0 to {_MAX_DISTANCES - 1} of {n:,}",
+        values=heat.values[:, :_MAX_DISTANCES],
+        columns=heat.columns[:_MAX_DISTANCES],
+    )
 
 
 def _draw_maps(
@@ -142,6 +159,8 @@ def _draw_maps(
         keys = None if options.keys is None else parse_slice("--keys", options.keys, n_columns)
         if keys is None and options.hide_first and n_columns > 1:
             keys = range(1, n_columns)
+        if keys is None and heat.column_name == "distance":
+            keys = range(min(_MAX_DISTANCES, n_columns))
         lines += ["", *draw_heat_map(
             heat, cells=options.cells, width=screen.width, is_terminal=screen.is_terminal,
             has_color=screen.has_color, rows=queries, columns=keys, top=options.top or 4,

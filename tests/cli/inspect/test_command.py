@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -287,3 +288,20 @@ def test_attention_that_is_not_finite_is_null_in_json(inspector):
     weights = report.weights.copy()
     weights[1, 0] = np.nan
     assert json_value(replace(report, weights=weights))["weights"][1][0] is None
+
+
+def test_rotary_positions_have_a_wide_picture_without_a_prompt(inspect, tmp_path, tokenizer):
+    model = make_model("qwen3", vocab_size=tokenizer.vocab_size, context_length=300)
+    model_dir.save(tmp_path / "long", model.config, tokenizer, model.to_arrays())
+    shown = inspect("--view", "positions", model=tmp_path / "long", prompt=None)
+    assert shown.returncode == 0, shown.stderr
+    assert b"distances 0 to 63 of 300; --keys selects others" in shown.stdout
+    later = inspect("--view=positions", "--keys=100:140", model=tmp_path / "long", prompt=None)
+    assert b"distances 100 to 139 of 300" in later.stdout
+    svg = tmp_path / "x.svg"
+    done = inspect("--view=positions", "--svg", svg, model=tmp_path / "long", prompt=None)
+    assert done.returncode == 0, done.stderr
+    width, height = (int(n) for n in re.findall(r'="(\d+)"', svg.read_text())[:2])
+    assert width > height
+    rows = inspect("--view=positions", "--csv=-", model=tmp_path / "long", prompt=None).stdout
+    assert len(rows.splitlines()) == 1 + 300 * model.config.n_rotated // 2
