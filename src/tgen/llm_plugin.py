@@ -22,7 +22,10 @@ _NOT_OPTIONS = {
     *("json_schema", "logprobs", "explain", "bias", "samplers", "penalize_prompt"),
     *("logit_bias", "stop_token_ids"),
 }
-_HELP = {"grammar": "Generate a text that this Lark or GBNF grammar allows."}  # a file for a flag
+_HELP = {  # the flags take files
+    "grammar": "Generate a text that this Lark or GBNF grammar allows.",
+    "words": "Spell only words of this text.",
+}
 
 
 @llm.hookimpl

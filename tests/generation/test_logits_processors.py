@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, Repeats, dry, missing_strings
 from tgen.generation.vocabulary import Completions, TokenIndex, Vocabulary
+from tgen.generation.words import find_borders
 
 few = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
 some = few.filter(bool)
@@ -65,6 +67,8 @@ def test_too_many_strings_are_refused():
 def process(sampling, text, prompt_length, *, tokens=(), ends=(), own=(), n_left=99, size=6):
     def encode(data):
         pieces = [data] if data in tokens else [data[i : i + 1] for i in range(len(data))]
+        if not {*pieces} <= {*tokens}:
+            raise UsageError(f"a byte of {data!r} is in no token")
         return [tokens.index(piece) for piece in pieces]
 
     vocabulary = Vocabulary(tokens, ends, encode)
@@ -76,11 +80,11 @@ def process(sampling, text, prompt_length, *, tokens=(), ends=(), own=(), n_left
 
 
 def test_bans_biases_and_required_strings():
-    tokens = [b"", b"a", b"b", b"ab", b"ba", b"c"]
-    sampling = SamplingConfig(ban=["ab"], bias={"c": 2.0}, require=["bb"], stop=["ac"])
+    tokens = [b"", b"+", b"-", b"+-", b"-+", b"c"]
+    sampling = SamplingConfig(ban=["+-"], bias={"c": 2.0}, require=["--"], stop=["+c"])
     options = dict(tokens=tokens, ends=[0])
     inf = -np.inf
-    # After "a" no token that starts with b, and no end before "bb" is present.
+    # After "+" no token that starts with -, and no end before "--" is present.
     assert process(sampling, [1, 1], 1, **options) == [inf, 0, inf, inf, inf, inf]
     assert process(sampling, [5, 2], 1, **options) == [inf, 0, 0, inf, 0, 2]
     assert process(sampling, [5, 2, 2], 1, **options) == [0, 0, 0, inf, 0, 2]
@@ -121,8 +125,8 @@ def test_impossible_ids_and_ends_are_refused(options, message):
 
 
 def test_required_strings_are_forced_when_no_room_is_left():
-    tokens = [b"", b"a", b"b", b"ab", b"ba", b"c"]
-    sampling = SamplingConfig(require=["c", "ab"])
+    tokens = [b"", b"+", b"-", b"+-", b"-+", b"*"]
+    sampling = SamplingConfig(require=["*", "+-"])
     options = dict(tokens=tokens, ends=[0])
     assert process(sampling, [1], 0, n_left=3, **options).count(0) == 5
     text = [1]
@@ -136,11 +140,70 @@ def test_required_strings_are_forced_when_no_room_is_left():
 
 
 def test_required_string_inside_another_is_not_added():
-    assert missing_strings([b"abcde", b"bcd", b"x", b"x"], b"") == [b"abcde", b"x"]
-    assert missing_strings([b"abcde", b"bcd"], b"..bcd") == [b"abcde"]
-    assert missing_strings([b"abcde", b"bcd"], b"abcde") == []
+    assert missing_strings([b"a, b c", b"b", b"x", b"x"], b"") == [b"a, b c", b"x"]
+    assert missing_strings([b"heart", b"art"], b"") == [b"heart", b"art"]  # not that word
+    assert missing_strings([b"+-*/", b"-*"], b"..-*") == [b"+-*/"]
+    assert missing_strings([b"+-*/", b"-*"], b"+-*/") == []
+    assert missing_strings([b"art"], b"hearts arts") == [b"art"]
+    assert missing_strings([b"art"], b"an art") == []
+    assert missing_strings([b"art"], b"an art", certain=True) == [b"art"]  # or an artist
+    assert missing_strings([b"art"], b"an art", 4) == [b"art"]
     with pytest.raises(UsageError, match="require"):
         SamplingConfig(require=["a word"], ban=["wor"])
+
+
+def write(sampling, n, *, before=b"", preferred=b"", tokens):
+    """Write `n` tokens, each the most likely one, which starts with `preferred`."""
+    vocabulary = Vocabulary(
+        tokens, [0], lambda data: [tokens.index(data[i : i + 1]) for i in range(len(data))]
+    )
+    processors = LogitsProcessors(sampling, vocabulary)
+    state, text, ids = processors.new_text(before), b"", [1]
+    for i in range(n):
+        logits = np.array([token.startswith(preferred) for token in tokens], np.float32)
+        processors.apply(logits, ids, 1, text, n - i, state)
+        ids.append(int(logits.argmax()))
+        text += tokens[ids[-1]]
+    return text
+
+
+def test_required_words_are_written_between_words():
+    tokens = [b"", *(bytes([i]) for i in b"abcx .,\n-")]
+    options = dict(tokens=tokens, preferred=b"x", before=b"x")
+    require = SamplingConfig(require=["ab"], max_new_tokens=9)
+    assert write(require, 9, **options) == b"xxxxxx ab"
+    assert write(require, 3, **options) == b" ab"
+    assert write(SamplingConfig(require=["ab", "ca"]), 9, **options) == b"xxx ab ca"
+    assert write(SamplingConfig(require=["ab"], ban=["x a"]), 9, **options) == b"xxxxxx\nab"
+    assert write(SamplingConfig(require=[".ab"]), 9, **options) == b"xxxxxx.ab"
+    options["before"] = b"x "
+    assert write(require, 2, **options) == b"ab"
+    assert write(require, 3, **options) == b"ab"  # and the end, since the word must not grow
+    # A little earlier where the text would end the word.
+    options["preferred"] = b"."
+    assert write(SamplingConfig(require=["ab"]), 20, **options) == b"..... ab............"
+    assert write(require, 9, **options) == b".... ab.."
+    assert write(SamplingConfig(require=[".ab"]), 9, **options) == b".......ab"
+
+
+def test_required_words_have_borders_whatever_the_model_writes(trained):
+    model, n = load(trained), 0
+    for prompt in ("The ki", "What is", "zzz ", "The king said:\n", "na"):
+        for seed, strings in enumerate([["crown"], ["art", "heart"], ["a crown", "king"]] * 6):
+            texts = [*map(str.encode, strings)]
+            for max_new_tokens in (len(model.encode(" ".join(["", *strings]))) + 3, 40):
+                text = model.generate(
+                    prompt,
+                    seed=seed,
+                    require=strings,
+                    max_new_tokens=max_new_tokens,
+                    temperature=1.5,
+                )
+                whole = (prompt + text).encode()
+                for one in texts:
+                    assert any(True for _ in find_borders(one, whole, len(prompt.encode()))), text
+                    n += 1
+    assert n > 200
 
 
 def test_dry_does_not_overflow_for_long_repeats():

@@ -135,6 +135,12 @@ class SamplingConfig:
         "--grammar",
         metavar="FILE|TEXT",
     )
+    words: Text | None = _constraint(
+        None,
+        "Spell only words of this text; corpus: the text that the model was trained on.",
+        "--words",
+        metavar="FILE|corpus",
+    )
     logprobs: int = _output(
         0,
         "Number of most likely tokens per position to add to the JSON output; 0 adds none.",
@@ -302,6 +308,8 @@ class SamplingConfig:
                 _check_text(name, value)
                 if isinstance(value, str):
                     require(_is_unicode(value), name, repr(value), "valid Unicode")
+        if self.words is not None:  # bytes have a hash that is stored
+            self._set("words", raw(_check_text("words", self.words)))
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -311,7 +319,10 @@ class SamplingConfig:
             shown = repr(text.decode(errors="replace"))
             require(possible, "require", shown, "a string without banned or stop strings")
         constraints = [name for name in CONSTRAINTS if getattr(self, name)]
-        names = ("stop", "until_newline", "require", "stop_token_ids", "min_tokens", "ignore_eos")
+        names = (
+            *("stop", "until_newline", "require", "stop_token_ids", "min_tokens", "ignore_eos"),
+            "words",
+        )
         others = [name for name in names if getattr(self, name)]
         if constraints and len(constraints + others) > 1:
             one, two = constraints[:2] if len(constraints) > 1 else (others[0], constraints[0])

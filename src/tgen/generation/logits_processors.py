@@ -3,18 +3,25 @@
 Penalties concern the tokens of the text so far; each of their functions changes the logits (V,) in
 place. Strings are matched on bytes. A token completes a string if, appended to the text so far, the
 string ends inside the token, wherever the token boundaries are.
+
+A required string that starts or ends with a character of a word starts or ends there with a word.
+If it is still missing shortly before the end, it is written where a word ends.
 """
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig, raw
+from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
+from tgen.generation.words import TAIL_BYTES, find_borders, last_word, starts_in_word
+
+_BORDERS = (b" ", b"\n", b"-", b",")  # between a word and a required one, the first that can be
+_SEARCHED_TOKENS = 12  # before the last chance of required words, to find the end of a word
 
 
 def penalize_repetition(
@@ -117,10 +124,12 @@ def dry(
 
 
 class TextState(NamedTuple):
-    """State of the penalties for one text."""
+    """State of the processors for one text."""
 
     dry: Repeats
     ngrams: Repeats
+    before: bytes  # end of the prompt
+    forced: dict[int, int]  # tokens of required strings, by position
 
 
 class LogitsProcessors:
@@ -130,6 +139,13 @@ class LogitsProcessors:
         self._sampling, self._vocabulary = sampling, vocabulary
         self._ends = sorted(vocabulary.ends)
         self._required = [raw(text) for text in sampling.require]
+        self._words = vocabulary.known_words(sampling)
+        self._excluded = [*sampling.stops, *map(raw, sampling.ban)]
+        self._borders = [one for one in _BORDERS if self._required and self._can_write(one)]
+        self._sizes = {text: self._max_size(text) for text in self._required}  # in tokens
+        self._n_searched = min(_SEARCHED_TOKENS, sampling.max_new_tokens // 4)
+        if self._words is not None:  # that a word is complete is known at its end
+            self._n_searched = max(self._n_searched, self._words.longest)
         # Stop strings are banned until all required strings and enough tokens are present.
         is_late = bool(self._required or sampling.min_tokens)
         self._stops = [vocabulary.completions(text) for text in sampling.stops if is_late]
@@ -144,15 +160,20 @@ class LogitsProcessors:
         )
         active = (
             *(sampling.penalizes, sampling.bias, sampling.ban, sampling.require),
-            *(sampling.logit_bias, sampling.min_tokens, sampling.ignore_eos),
+            *(sampling.logit_bias, sampling.min_tokens, sampling.ignore_eos, self._words),
         )
         self.inactive = not any(active)
 
-    def new_text(self) -> TextState:
-        """Return the state of a new text, for `apply`."""
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether `new_text` needs the end of the prompt."""
+        return bool(self._required or self._words)
+
+    def new_text(self, before: bytes = b"") -> TextState:
+        """Return the state of a new text, for `apply`; `before` is the end of its prompt."""
         sampling = self._sampling
         window = Repeats(window=sampling.penalty_window, breakers=self._breakers)
-        return TextState(dry=window, ngrams=Repeats())
+        return TextState(dry=window, ngrams=Repeats(), before=before, forced={})
 
     def apply(
         self,
@@ -170,16 +191,22 @@ class LogitsProcessors:
         text's state from `new_text`; without it, everything is computed again. `ends` are the
         text's end tokens besides the vocabulary's.
         """
+        state = state or self.new_text()
+        if self._words is not None:
+            tail = new_bytes if len(new_bytes) >= TAIL_BYTES else state.before + new_bytes
+            all_ends = [*self._ends, *ends, *self._sampling.stop_token_ids]
+            self._words.apply(logits, tail[-TAIL_BYTES:], all_ends)
         if self._sampling.penalizes:
             start = 0 if self._sampling.penalize_prompt else prompt_length
-            self._penalize(logits, tokens, start, state or self.new_text())
+            self._penalize(logits, tokens, start, state)
         for completions, bias in self._biases:
             logits[completions.after(new_bytes)] += bias
         if len(self._biased_ids):
             logits[self._biased_ids] += self._id_biases
         for completions in self._bans:
             logits[completions.after(new_bytes)] = -np.inf
-        missing = missing_strings(self._required, new_bytes)
+        text, n_before = state.before + new_bytes, len(state.before)
+        missing = missing_strings(self._required, text, n_before)
         is_early = len(tokens) - prompt_length < self._sampling.min_tokens
         if missing or is_early or self._sampling.ignore_eos:
             logits[[*self._ends, *ends]] = -np.inf
@@ -187,12 +214,65 @@ class LogitsProcessors:
             logits[[*self._sampling.stop_token_ids]] = -np.inf
             for completions in self._stops:
                 logits[completions.after(new_bytes)] = -np.inf
-        if missing:
-            needed = [self._vocabulary.encode(text) for text in missing]
-            n_needed = sum(map(len, needed))
-            if n_left <= n_needed:  # the last chance: force the next required token
-                logits[:] = -np.inf
-                logits[list(chain(*needed))[n_needed - n_left]] = 0
+        if self._required:
+            self._require(logits, len(tokens), text, missing, n_left, state)
+
+    def _require(
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        text: bytes,
+        missing: list[bytes],
+        n_left: int,
+        state: TextState,
+    ) -> None:
+        """Write the missing strings once no more tokens are left than they need, or a little
+        earlier where a word ends."""
+        if position not in state.forced:
+            # A string at the end of the text is missing again if its last word grows.
+            uncertain = missing_strings(self._required, text, len(state.before), certain=True)
+            n_spare = n_left - sum(self._sizes[string] for string in uncertain)
+            if not uncertain or n_spare > self._n_searched:
+                return
+            inner = self._vocabulary.inner_tokens
+            inner = inner[inner < len(logits)]
+            if not missing:
+                logits[inner] = -np.inf
+                return
+            ends_word = not last_word(text[-TAIL_BYTES:]) or logits.argmax() not in inner
+            searches = starts_in_word(missing[0]) or self._words is not None
+            if n_spare > 0 and not (searches and ends_word):
+                return
+            state.forced.update(enumerate(self.plan(text, missing), position))
+        logits[:] = -np.inf
+        logits[state.forced[position]] = 0
+
+    def plan(self, text: bytes, missing: Sequence[bytes]) -> list[int]:
+        """Return the tokens that write the missing strings after a text, between words."""
+        ids: list[int] = []
+        for string in missing:
+            border = b""
+            if starts_in_word(string) and _needs_border(text):
+                possible = (one for one in self._borders if self._can_write(one + string, text))
+                border = next(possible, b"")
+            text = text[-TAIL_BYTES:] + border + string
+            ids += self._vocabulary.encode(border + string)
+        return ids
+
+    def _max_size(self, string: bytes) -> int:
+        borders = self._borders if starts_in_word(string) else []
+        return max(len(self._vocabulary.encode(border + string)) for border in (b"", *borders))
+
+    def _can_write(self, string: bytes, text: bytes = b"") -> bool:
+        """Return whether a string can follow a text without a banned or stop string, in tokens."""
+        for excluded in self._excluded:
+            if excluded in text[max(0, len(text) - len(excluded) + 1) :] + string:
+                return False
+        try:
+            self._vocabulary.encode(string)
+        except UsageError:
+            return False
+        return True
 
     def _penalize(
         self, logits: NDArray[np.float32], tokens: Sequence[int], start: int, state: TextState
@@ -222,13 +302,36 @@ class LogitsProcessors:
             forbid_repeated_ngrams(logits, state.ngrams, sampling.no_repeat_ngram)
 
 
-def missing_strings(required: Sequence[bytes], text: bytes) -> list[bytes]:
-    """Return the required strings that `text` lacks, without parts of other missing strings."""
-    return _without_parts(tuple(string for string in required if string not in text))
+def missing_strings(
+    required: Sequence[bytes], text: bytes, start: int = 0, *, certain: bool = False
+) -> list[bytes]:
+    """Return the required strings that `text` lacks from `start` on, without parts of other missing
+    strings; with `certain`, also those whose last word may grow."""
+    return _without_parts(
+        tuple(
+            string
+            for string in required
+            if not any(
+                is_certain or not certain for is_certain in find_borders(string, text, start)
+            )
+        )
+    )
 
 
 @lru_cache(maxsize=1000)
 def _without_parts(strings: tuple[bytes, ...]) -> list[bytes]:
     """Return the distinct strings that are not part of another one."""
     different = list(dict.fromkeys(strings))
-    return [s for s in different if not any(s in other for other in different if other != s)]
+    return [
+        s for s in different if not any(_contains(other, s) for other in different if other != s)
+    ]
+
+
+def _needs_border(text: bytes) -> bool:
+    return text.endswith((b",", b".", b";", b":", b"!", b"?")) or bool(
+        last_word(text[-TAIL_BYTES:])
+    )
+
+
+def _contains(text: bytes, string: bytes) -> bool:
+    return any(True for _ in find_borders(string, text, 0))

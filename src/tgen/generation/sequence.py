@@ -12,6 +12,7 @@ from tgen.engine.base import Logits
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.vocabulary import Vocabulary
+from tgen.generation.words import TAIL_BYTES
 from tgen.reports.generation import Finish
 
 
@@ -46,11 +47,15 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
             raise UsageError(message, "tgen tokenize prints the ids of a text", field=name)
     if sampling.constrained:
         vocabulary.grammars.matcher(sampling)
-    required = missing_strings([raw(text) for text in sampling.require], b"")
-    try:
-        needed = sum(len(vocabulary.encode(text)) for text in required)
-    except UsageError as error:
-        raise UsageError(f"require: {error.message}", error.hint, field="require") from None
+    vocabulary.known_words(sampling)
+    needed = 0
+    if sampling.require:
+        strings = missing_strings([raw(text) for text in sampling.require], b"")
+        try:
+            processors = LogitsProcessors(sampling, vocabulary)
+            needed = len(processors.plan(end_of_prompt(request.prompt, vocabulary), strings))
+        except UsageError as error:
+            raise UsageError(f"require: {error.message}", error.hint, field="require") from None
     available = n_new if slides else min(n_new, room)
     if needed > available:
         raise UsageError(
@@ -59,6 +64,17 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
             f"use -n {needed} or more, and add --overflow slide",
             field="require",
         )
+
+
+def end_of_prompt(prompt: Sequence[int], vocabulary: Vocabulary) -> bytes:
+    """Return the last bytes of a prompt; tokens without bytes separate texts."""
+    end = b""
+    for token in reversed(prompt):
+        piece = vocabulary.bytes_of(token)
+        end = piece + end
+        if not piece or len(end) >= TAIL_BYTES:
+            break
+    return end
 
 
 def window_start(n_tokens: int, context_length: int) -> int:
@@ -133,7 +149,8 @@ class SequenceState:
             self.max_length = min(self.max_length, context_length + 1)
         self.window_start = window_start(self.prompt_length, context_length)
         self.processors = processors  # one object for all requests that differ in the seed only
-        self._vocabulary, self._text_state = vocabulary, processors.new_text()
+        before = end_of_prompt(prompt, vocabulary) if processors.reads_prompt else b""
+        self._vocabulary, self._text_state = vocabulary, processors.new_text(before)
         self._no_candidates = False  # no token was allowed
         self._stop_strings, self._new_bytes = StopStringMatcher(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None

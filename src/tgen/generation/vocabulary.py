@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.config import SamplingConfig, raw
+from tgen.config.sampling import Text
+from tgen.generation.words import KnownWords, WordTokens, split_words, starts_in_word
+
 if TYPE_CHECKING:
     from tgen.generation.constrained import Grammars
+
+_MAX_WORD_TEXTS = 8  # whose words are stored
 
 
 class Vocabulary:
@@ -32,6 +38,7 @@ class Vocabulary:
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self._tokens = tokens
         self.completions = lru_cache(maxsize=1000)(self._completions)
+        self._known_words = lru_cache(maxsize=_MAX_WORD_TEXTS)(self._find_words)
 
     @property
     def size(self) -> int:
@@ -63,6 +70,30 @@ class Vocabulary:
 
     def _completions(self, string: bytes) -> "Completions":
         return Completions(string, self._index)
+
+    def known_words(self, sampling: SamplingConfig) -> KnownWords | None:
+        """Return the words that a text may have, None for any; raises UsageError if there are none.
+
+        Words of required strings are known, words with a banned string are not.
+        """
+        if sampling.words is None:
+            return None
+        return self._known_words(raw(sampling.words), sampling.require, sampling.ban)
+
+    def _find_words(self, text: bytes, require: Sequence[Text], ban: Sequence[Text]) -> KnownWords:
+        words, banned = split_words(text), [*map(raw, ban)]
+        words = {word for word in words if not any(one in word for one in banned)}
+        return KnownWords(words.union(*map(split_words, map(raw, require))), self._word_tokens)
+
+    @cached_property
+    def inner_tokens(self) -> NDArray[np.int64]:
+        """Ids of the tokens that may continue a word or a character."""
+        inner = (starts_in_word(token) or b"\x80" <= token[:1] < b"\xc0" for token in self.tokens)
+        return np.flatnonzero([*inner])
+
+    @cached_property
+    def _word_tokens(self) -> WordTokens:
+        return WordTokens.of(self.tokens)
 
     @cached_property
     def _index(self) -> "TokenIndex":

@@ -161,6 +161,7 @@ class SamplingFields(JsonObject):
     regex: _Grammar | None = None
     choices: _Texts | None = None
     grammar: _Grammar | None = None
+    words: _Grammar | None = None  # a text, never a path
 
     @model_validator(mode="after")
     def _check_constraints(self) -> Self:

@@ -12,6 +12,7 @@ import typer
 
 from tgen.cli import console
 from tgen.cli.generate.options import (
+    CORPUS,
     PANELS,
     GenerateOptions,
     files_in_errors,
@@ -93,6 +94,12 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     no_prompt = lines or (options.interactive and not has_prompt)
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
     model = load_shared(path, options.engine, ranks, adapter=adapter, quiet=quiet)
+    if options.sampling.get("words") == CORPUS:
+        from tgen.runs.training_words import read_training_words
+
+        with console.announce("reading the training text", quiet=quiet):
+            words = read_training_words(adapter or path, model.vocabulary.tokens)
+        sampling = replace(sampling, words=b"\n".join(words))
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
         console.print_status(f"warning: {warning}", quiet=quiet)

@@ -27,6 +27,7 @@ from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
 MAX_SAMPLES = 1 << 16
+CORPUS = "corpus"  # --words: of the training text
 _MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
@@ -113,6 +114,21 @@ def _read_grammar(given: str) -> str:
     return _read_text("--grammar", Path(given), str, "pass a grammar in Lark or GBNF")
 
 
+def _read_words(given: str) -> str:
+    """Return the text of a file; CORPUS stays, since its text is known once the model is."""
+    if given == CORPUS:
+        return given
+    from tgen.corpus import read_text
+
+    try:
+        text, _ = read_text(given)
+    except TgenError as error:
+        raise UsageError(f"--words: {error.message}", "name a text file") from None
+    result = TextOfFile(text.decode("utf-8", "surrogateescape"))
+    result.path = Path(given)
+    return result
+
+
 def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) -> TextOfFile:
     """Return the text of a file that is not empty; `check` raises ValueError for other texts."""
     if not path.name:
@@ -184,6 +200,7 @@ class GenerateOptions:
         choices=Reader(list[str], _read_choices),
         json_schema=Reader(str, _read_schema),
         grammar=Reader(str, _read_grammar),
+        words=Reader(str, _read_words),
         samplers=Reader(str, str),
         penalize_prompt=Reader(bool, lambda given: not given),
     )
