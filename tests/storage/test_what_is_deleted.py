@@ -38,6 +38,8 @@ PLACES = {
     "checkpoint/prompt_cache": "save",
     # A file that the user names, unless it belongs to a model: COMMANDS
     "cli/bench/output": "write_report",
+    # A new file that the user names: tests/cli/generate/test_chat_commands.py
+    "cli/generate/chat_commands": "_save",
     "cli/inspect/output": "write_files",
     # Files of a run that was found to be one, or of a start: COMMANDS
     "runs/output_folder": "_clean_up",

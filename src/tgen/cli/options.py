@@ -23,7 +23,7 @@ import typer
 
 from tgen.cli import console
 from tgen.config import DEFAULT_ENGINE, EngineOptions
-from tgen.config.option import check_combinations, check_ranges, option
+from tgen.config.option import check_combinations, check_ranges, option, suggest
 from tgen.errors import TgenError, UsageError
 from tgen.storage.files import output_problem
 
@@ -227,6 +227,30 @@ def _parameters(
             )
             made = _Parameter(typed, details, read=None, field=one.name, owner=owner)
             yield _with_reader(made, details["reader"]) if "reader" in details else made
+
+
+def read_option(options_type: type, owner: str, name: str, text: str) -> tuple[str, Any]:
+    """Return the field and the value of an option of the nested field `owner`, from its flag's name
+    and its value; a switch takes true or false. Raises UsageError as the flag does."""
+    word = name.lstrip("-").replace("_", "-")
+    by_name: dict[str, _Parameter] = {}
+    for one in _parameters(options_type):
+        if one.owner == owner:
+            spellings = [one.field.replace("_", "-"), *one.details["flags"]]
+            by_name |= dict.fromkeys((spelling.lstrip("-") for spelling in spellings), one)
+    if word not in by_name:
+        hint = suggest(word, by_name) or "run `tgen generate --help` for a list"
+        raise UsageError(f"unknown option {name[:60]!r}", hint)
+    one = by_name[word]
+    if text == "default":
+        return one.field, None
+    if one.kind is not bool:
+        return one.field, _convert(one, [text] if get_origin(one.kind) is list else text)
+    if text not in ("true", "false"):
+        message, hint = f"{word}: invalid value {text!r:.60}", f"set {word} to true or false"
+        raise UsageError(message, hint)
+    is_on = text == "true"
+    return one.field, is_on if word == one.field.replace("_", "-") else _convert(one, is_on)
 
 
 def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:

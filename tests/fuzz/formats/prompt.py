@@ -95,6 +95,7 @@ _TEXT_FLAGS = [
         "--system",
         "--json-schema",
         "--grammar",
+        "--words",
         "--input",
         "--load-cache",
         "--model",

@@ -5,16 +5,16 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tgen.cli import console
 from tgen.config import SamplingConfig
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 from tgen.reports.generation import Token
 
 if TYPE_CHECKING:
     from tgen.chat.render import Message
+    from tgen.cli.generate.chat_commands import Settings
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import Decoding, LoadedModel
 
@@ -30,41 +30,141 @@ def require_terminal() -> None:
         raise UsageError("--interactive needs a terminal", hint)
 
 
-def repl(
-    model: "LoadedModel", sampling: SamplingConfig, prompt: bytes, decoding: "Decoding"
-) -> None:
-    """Read lines until the end of input. Ctrl-C stops a text, Ctrl-D on an empty line ends."""
-    from tgen.generation.random_numbers import row_seed
+class Turn(NamedTuple):
+    """A typed line, and the text that the model generated after it."""
 
-    console.print_status(
-        "Ctrl-C stops a text, Ctrl-D ends the session; an empty line continues the text"
-    )
-    ids: list[int] = model.tokenizer.encode_prompt(prompt) if prompt else []
-    cache: PromptCache | None = None
-    n_turns = 0
-    if prompt:
-        console.write(prompt)
-    while (line := b"" if prompt and not n_turns else read_line()) is not None:
-        tokenizer = model.tokenizer
-        encode = partial(tokenizer.encode, continuation=True) if ids else tokenizer.encode_prompt
+    line: bytes
+    before: list[Any]  # the session's ids or messages
+    first_seed: int
+    n_turns: int  # before this one, since the seed was set
+    ids: list[int]  # the whole text so far
+    tokens: list[Token]
+
+
+class Session:
+    """A text, or a chat, with its turns; commands change them."""
+
+    def __init__(
+        self,
+        model: "LoadedModel",
+        settings: "Settings",
+        decoding: "Decoding",
+        messages: "list[Message] | None" = None,
+    ) -> None:
+        """`messages` are those at the start of a chat; None: a text."""
+        self.model, self.settings = model, settings
+        self._start, self._decoding = messages, decoding
+        self.turns: list[Turn] = []
+        self._state: list[Any] = list(messages or ())  # messages, or the ids of the text
+        self._cache: PromptCache | None = None
+
+    def run(self, prompt: bytes) -> None:
+        """Answer the prompt, if any, and read lines until the end of input.
+
+        Ctrl-C stops a text, Ctrl-D on an empty line ends.
+        """
+        from tgen.cli.generate.chat_commands import run_command
+
+        stops = "a text" if self._start is None else "an answer"
+        continues = "; an empty line continues the text" if self._start is None else ""
+        console.print_status(f"Ctrl-C stops {stops}, Ctrl-D ends the session{continues}")
+        console.print_status("/help lists the commands")
+        if prompt:
+            if self._start is None:
+                console.write(prompt)
+            self.answer(prompt)
+        while (line := read_line()) is not None:
+            is_command = line.startswith(b"/") and not line.startswith(b"//")
+            line = line.removeprefix(b"/") if line.startswith(b"//") else line
+            if not is_command:
+                if line or self._start is None:
+                    self.answer(line)
+                continue
+            try:
+                run_command(self, line)
+            except TgenError as error:
+                console.print_error(error.message, error.hint)
+            except KeyboardInterrupt:
+                console.print_status("stopped")
+
+    def answer(self, line: bytes) -> None:
+        """Generate and write the text after a line."""
+        from tgen.generation.loop import make_source
+
+        model, before, settings = self.model, self._state, self.settings
         try:
-            ids = ids + encode(line)
+            state = self._extend(line)
         except UsageError as error:  # a byte that the tokenizer cannot express
             console.print_status(f"error: {error.message}")
-            continue
-        config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
-        n_turns += 1
+            return
+        first_seed, n_turns = settings.first_seed, settings.n_turns
+        sampling = settings.next_turn()
         try:
-            ids = ids or model.encode(b"")
-            cached = replace(decoding, prompt_cache=cache)
-            tokens = model.tokens([ids], sampling=config, decoding=cached)
-            turn = write_turn(model, ids, tokens)
-            # After an end-of-text token, a new text starts.
-            ids, cache = ([], None) if turn.end_of_text else (turn.ids, turn.cache)
+            if self._start is None:
+                request = model.request(state or model.encode(b""), sampling)
+            else:
+                request = model.chat_request(state, sampling)
+            decoding = replace(self._decoding, prompt_cache=self._cache)
+            tokens = model.complete(make_source([request]), batch_size=1, decoding=decoding)
+            answer = write_answer(model, request.prompt, tokens)
         except UsageError as error:  # for example --overflow stop with a full context
             console.print_status(f"error: {error.message}")
-            console.print_status("starting a new text")
-            ids, cache = [], None
+            self.clear()
+            return
+        self._cache = answer.cache
+        self.turns.append(Turn(line, before, first_seed, n_turns, answer.ids, answer.tokens))
+        if self._start is not None:
+            self._state = [*state, message("assistant", answer.text)]
+        else:  # after an end-of-text token, a new text starts
+            self._state = [] if answer.end_of_text else answer.ids
+
+    def _extend(self, line: bytes) -> list[Any]:
+        """Return the messages or ids with a new line."""
+        if self._start is not None:
+            return [*self._state, message("user", line)]
+        tokenizer = self.model.tokenizer
+        if not self._state:
+            return tokenizer.encode_prompt(line)
+        return self._state + tokenizer.encode(line, continuation=True)
+
+    def clear(self) -> None:
+        """Start a new text or conversation."""
+        kind = "text" if self._start is None else "conversation"
+        console.print_status(f"starting a new {kind}")
+        self.turns, self._state = [], list(self._start or ())
+
+    def undo(self) -> Turn:
+        """Remove the last turn, and count the seeds as before it; return it."""
+        if not self.turns:
+            raise UsageError("there is no turn", "type a line first")
+        turn = self.turns.pop()
+        self._state = turn.before  # the cache stays: its start is the cache of this text
+        if turn.first_seed == self.settings.first_seed:
+            self.settings.n_turns = turn.n_turns
+        return turn
+
+    def retry(self) -> None:
+        """Generate the last turn again with the next seed."""
+        n_turns = self.settings.n_turns
+        turn = self.undo()
+        self.settings.n_turns = n_turns
+        console.print_status(f"seed {self.settings.seed}")
+        self.answer(turn.line)
+
+    def check(self, sampling: SamplingConfig) -> None:
+        """Raise UsageError if no text can be sampled so."""
+        self.model.request([0], sampling)
+
+    @property
+    def messages(self) -> "list[Message] | None":
+        """The messages of a chat; None for a text."""
+        return None if self._start is None else self._state
+
+    @property
+    def text(self) -> bytes:
+        """The text of the turns, from the start of the last text on."""
+        ids = self._state or (self.turns[-1].ids if self.turns else [])
+        return b"".join(map(self.model.vocabulary.bytes_of, ids))
 
 
 def read_line() -> bytes | None:
@@ -92,25 +192,27 @@ def _import_readline() -> None:
         import readline  # noqa: F401  (line editing)
 
 
-class Turn(NamedTuple):
+class Answer(NamedTuple):
     """The text that the model generated."""
 
     ids: list[int]  # the whole text so far
     text: bytes
+    tokens: list[Token]
     end_of_text: bool
     cache: "PromptCache | None"  # KV cache of `ids`, if known
 
 
-def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]) -> Turn:
+def write_answer(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]) -> Answer:
     """Write a text as it is generated; Ctrl-C stops it."""
     from tgen.generation.loop import extract_prompt_cache
 
-    all_ids, end_of_text, complete, text = list(ids), False, True, b""
+    all_ids, new, complete, text = list(ids), list[Token](), True, b""
     cache: PromptCache | None = None  # after Ctrl-C the engine's state is unknown
     try:
         for token, piece in model.pieces(tokens):
             all_ids.append(token.id)
-            end_of_text, complete = token.id in model.bundle.end_ids, token.complete
+            new.append(token)
+            complete = token.complete
             if piece:
                 console.write(piece)
                 text += piece
@@ -122,43 +224,10 @@ def write_turn(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Token]
             console.write(b"\n")
     if not complete:
         console.print_status("error: the text is incomplete: raise --max-new-tokens")
-    return Turn(all_ids, text, end_of_text, cache)
+    end_of_text = bool(new) and new[-1].id in model.bundle.end_ids
+    return Answer(all_ids, text, new, end_of_text, cache)
 
 
 def message(role: str, content: bytes) -> "Message":
     """Return one message of a conversation."""
     return {"role": role, "content": content.decode("utf-8", "surrogateescape")}
-
-
-def chat_loop(
-    model: "LoadedModel",
-    sampling: SamplingConfig,
-    prompt: bytes,
-    decoding: "Decoding",
-    *,
-    messages: "list[Message]",
-) -> None:
-    """Read lines as in `repl`; each line and each answer is a message."""
-    from tgen.generation.loop import make_source
-    from tgen.generation.random_numbers import row_seed
-
-    console.print_status("Ctrl-C stops an answer, Ctrl-D ends the chat")
-    conversation, n_turns = list(messages), 0
-    cache: PromptCache | None = None
-    while (line := prompt if prompt and not n_turns else read_line()) is not None:
-        if not line:
-            continue
-        config = replace(sampling, seed=row_seed(sampling.seed, n_turns))
-        n_turns += 1
-        conversation.append(message("user", line))
-        try:
-            request = model.chat_request(conversation, config)
-            source, cached = make_source([request]), replace(decoding, prompt_cache=cache)
-            tokens = model.complete(source, batch_size=1, decoding=cached)
-            turn = write_turn(model, request.prompt, tokens)
-            conversation.append(message("assistant", turn.text))
-            cache = turn.cache
-        except UsageError as error:  # for example --overflow stop with a full context
-            console.print_status(f"error: {error.message}")
-            console.print_status("starting a new conversation")
-            conversation, cache = list(messages), None

@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -68,7 +68,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.checkpoint.hf import generation_config
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.chat import chat_loop, message, repl, require_terminal
+    from tgen.cli.generate.chat import Session, message, require_terminal
+    from tgen.cli.generate.chat_commands import Settings
     from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_paths, load_shared
     from tgen.config import SamplingConfig
@@ -94,12 +95,20 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     no_prompt = lines or (options.interactive and not has_prompt)
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
     model = load_shared(path, options.engine, ranks, adapter=adapter, quiet=quiet)
-    if options.sampling.get("words") == CORPUS:
+
+    @lru_cache
+    def training_words() -> bytes:
         from tgen.runs.training_words import read_training_words
 
         with console.announce("reading the training text", quiet=quiet):
-            words = read_training_words(adapter or path, model.vocabulary.tokens)
-        sampling = replace(sampling, words=b"\n".join(words))
+            return b"\n".join(read_training_words(adapter or path, model.vocabulary.tokens))
+
+    def make_sampling(given: dict[str, Any]) -> SamplingConfig:
+        sampling = SamplingConfig(**defaults.sampling | {"seed": seed} | given)
+        is_corpus = given.get("words") is CORPUS
+        return replace(sampling, words=training_words()) if is_corpus else sampling
+
+    sampling = make_sampling(options.sampling)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
         console.print_status(f"warning: {warning}", quiet=quiet)
@@ -116,8 +125,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
     decoding = Decoding(kv_cache=not options.no_kv_cache, draft=options.draft)
     if options.interactive:
-        talk = repl if messages is None else partial(chat_loop, messages=messages)
-        talk(model, sampling, prompt or b"", decoding)
+        settings = Settings(options, make_sampling)
+        Session(model, settings, decoding, messages).run(prompt or b"")
         return False
     if messages is not None and prompt and options.prompt in (None, "-"):
         prompt = prompt.removesuffix(b"\n").removesuffix(b"\r")  # ends the line, not the message

@@ -117,13 +117,15 @@ def _read_grammar(given: str) -> str:
 def _read_words(given: str) -> str:
     """Return the text of a file; CORPUS stays, since its text is known once the model is."""
     if given == CORPUS:
-        return given
+        return CORPUS
     from tgen.corpus import read_text
 
     try:
         text, _ = read_text(given)
     except TgenError as error:
         raise UsageError(f"--words: {error.message}", "name a text file") from None
+    if not text.strip():
+        raise UsageError(f"--words {given}: the file is empty", "name a text file")
     result = TextOfFile(text.decode("utf-8", "surrogateescape"))
     result.path = Path(given)
     return result

@@ -1,0 +1,220 @@
+"""The commands of `tgen generate --interactive`: lines that start with a slash."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tgen.cli import console
+from tgen.cli.generate.options import (
+    GenerateOptions,
+    files_in_errors,
+    literal_escapes,
+    schema_notes,
+)
+from tgen.cli.options import check_output_file, flag_of, flags_in_errors, read_option
+from tgen.config import SamplingConfig, raw
+from tgen.config.option import suggest
+from tgen.errors import UsageError
+from tgen.reports.json_text import json_text
+from tgen.reports.number_format import count
+from tgen.storage import files
+
+if TYPE_CHECKING:
+    from tgen.cli.generate.chat import Session
+
+COMMANDS = {
+    "/help": "list the commands",
+    "/clear": "start a new text or conversation",
+    "/undo": "remove the last turn",
+    "/retry": "generate the last turn again with the next seed",
+    "/save FILE": "write the text, or the chat as one JSON object, to a new file",
+    "/seed [N]": "set the seed of the next turn, or show it",
+    "/set [NAME [VALUE]]": "set a sampling option, or show the changed ones; default resets it",
+    "/why": "show the tokens of the last answer with their alternatives",
+    "//": "a line that starts with one slash",
+}
+_NAMES = [usage.split()[0] for usage in COMMANDS if usage != "//"]
+_WITH_VALUE = ("/save", "/seed", "/set")
+_DEFAULT = "default"  # the value that resets an option
+_N_TOP = 5  # tokens per position whose probabilities are stored
+_MAX_SHOWN = 60  # characters of a value
+
+
+class Settings:
+    """The sampling options of a session, and the seeds of its turns."""
+
+    def __init__(
+        self, options: GenerateOptions, make: Callable[[dict[str, Any]], SamplingConfig]
+    ) -> None:
+        """`make` returns the configuration of given fields, with the defaults of the model."""
+        self._options, self._make = options, make
+        self._sampling = make(options.sampling)
+        self.n_turns = 0  # since the seed was set
+
+    @property
+    def seed(self) -> int:
+        """The seed of the next turn."""
+        from tgen.generation.random_numbers import row_seed
+
+        return row_seed(self._sampling.seed, self.n_turns)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed that the seeds of all turns come from."""
+        return self._sampling.seed
+
+    def next_turn(self) -> SamplingConfig:
+        """Return the configuration of the next turn."""
+        sampling = replace(self._sampling, seed=self.seed, logprobs=_N_TOP)
+        self.n_turns += 1
+        return sampling
+
+    def set(self, name: str, value: str, check: Callable[[SamplingConfig], object]) -> None:
+        """Set an option as its flag does; `check` raises UsageError if it cannot be used."""
+        field, parsed = read_option(GenerateOptions, "sampling", name, value)
+        given = self._options.sampling | {field: parsed}
+        if value == _DEFAULT:
+            del given[field]
+        with flags_in_errors(GenerateOptions), files_in_errors(given):
+            options = replace(self._options, sampling=given)
+            sampling = self._make(given)
+            check(sampling)
+        if field == "seed":
+            self.n_turns = 0
+        self._options, self._sampling = options, sampling
+        for warning in literal_escapes({field: given.get(field)}):
+            console.print_status(f"warning: {warning}")
+        for note in schema_notes({field: given.get(field)}):
+            console.print_status(f"note: {note}")
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from tgen's defaults, by their names, without the seed."""
+        default = SamplingConfig()
+        values = {one.name: getattr(self._sampling, one.name) for one in fields(SamplingConfig)}
+        return {
+            flag_of(SamplingConfig, name).lstrip("-"): value
+            for name, value in values.items()
+            if name != "seed" and value != getattr(default, name)
+        }
+
+    def value(self, name: str) -> Any:
+        """Return the value of an option; raises UsageError for an unknown name."""
+        field, _ = read_option(GenerateOptions, "sampling", name, _DEFAULT)
+        return getattr(self._sampling, field)
+
+
+def run_command(session: "Session", line: bytes) -> None:
+    """Run the command of a line; raise UsageError if there is none or it is impossible."""
+    name, _, value = os.fsdecode(line).partition(" ")
+    value = value.strip()
+    if name not in _NAMES:
+        similar = suggest(name, _NAMES)
+        hint = similar or "/help lists the commands; // at the start of a line writes a slash"
+        raise UsageError(f"{name[:_MAX_SHOWN]}: unknown command", hint)
+    if value and name not in _WITH_VALUE:
+        raise UsageError(f"{name} takes no value (got {value[:_MAX_SHOWN]!r})", f"type {name}")
+    match name:
+        case "/help":
+            _show_help()
+        case "/clear":
+            session.clear()
+        case "/undo":
+            session.undo()
+            console.print_status(f"removed the last turn; {count(len(session.turns), 'turn')} left")
+        case "/retry":
+            session.retry()
+        case "/save":
+            _save(session, value)
+        case "/seed" if not value:
+            console.print_status(f"seed {session.settings.seed} is next")
+        case "/seed":
+            session.settings.set("seed", value, session.check)
+        case "/set":
+            _set(session, value)
+        case _:
+            _show_why(session)
+
+
+def _show_help() -> None:
+    from rich.text import Text
+
+    from tgen.drawing.tables import table
+
+    rows = table("command", "")
+    for usage, text in COMMANDS.items():
+        rows.add_row(Text(usage, no_wrap=True), text)
+    console.show(rows)
+
+
+def _set(session: "Session", text: str) -> None:
+    """Set an option, or show one or all."""
+    name, _, value = text.partition(" ")
+    settings = session.settings
+    if value:
+        settings.set(name, value, session.check)
+    elif name:
+        console.print_status(f"{name.lstrip('-')} {_shown(settings.value(name))}")
+    else:
+        changed = settings.changed()
+        for option, one in changed.items():
+            console.print_status(f"{option} {_shown(one)}")
+        if not changed:
+            console.print_status("all options have their defaults")
+
+
+def _shown(value: Any) -> str:
+    """Return the value of an option on one line."""
+    if isinstance(value, (str, bytes)):
+        text = raw(value).decode(errors="replace")
+        return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,})"
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    return {None: "none", True: "true", False: "false"}.get(value, str(value))
+
+
+def _save(session: "Session", name: str) -> None:
+    if not name:
+        raise UsageError("/save: no file", "name a new file: /save FILE")
+    path = Path(name)
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"/save {name}: the file exists", "name a new file")
+    check_output_file("/save", path)
+    if (messages := session.messages) is None:
+        content = session.text
+    else:
+        clean = [
+            {"role": one["role"], **json_text(one["content"].encode(errors="surrogateescape"))}
+            for one in messages
+        ]
+        chat = [{"role": one["role"], "content": one["text"]} for one in clean]
+        content = json.dumps({"messages": chat}, ensure_ascii=False).encode() + b"\n"
+    files.write_output(path, content)
+    console.print_status(f"saved {name} ({count(len(content), 'byte')})")
+
+
+def _show_why(session: "Session") -> None:
+    """Show the tokens of the last answer, and the most likely ones at their positions."""
+    from rich.text import Text
+
+    from tgen.drawing.tables import table
+    from tgen.drawing.terminal_text import label
+
+    if not session.turns or not session.turns[-1].tokens:
+        raise UsageError("/why: there is no answer", "type a line first")
+    bytes_of = session.model.vocabulary.bytes_of
+    rows = table("token", ">probability", ">rank", "alternatives")
+    for token in session.turns[-1].tokens:
+        others = [
+            f"{label(bytes_of(i), width=14)} {math.exp(logprob):.0%}"
+            for i, logprob in token.top_logprobs
+            if i != token.id
+        ]
+        shown = Text(label(bytes_of(token.id), width=20))
+        probability = f"{math.exp(token.logprob):.1%}"
+        rows.add_row(shown, probability, f"{token.rank:,}", Text("  ".join(others)))
+    note = "probability under the model, before the samplers; rank 0: the most likely token"
+    console.show(rows, Text(note, style="dim"))
