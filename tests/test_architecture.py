@@ -27,7 +27,7 @@ ALLOWED = {
     "planning": "model",
     "chat": "machine tokenizer checkpoint",
     "engine": "storage machine model checkpoint",
-    "inspection": "machine tokenizer model checkpoint",
+    "inspection": "machine tokenizer corpus model checkpoint",
     "lora": "storage machine tokenizer model checkpoint",
     "drawing": "inspection generation loaded_model",
     "generation": "engine",

@@ -418,7 +418,10 @@ class Model:
             View,
             ViewOptions,
         )
+        from tgen.drawing.views import sources_output
         from tgen.inspection.inspector import Inspector
+        from tgen.inspection.sources import PLACES, TOP, find_sources
+        from tgen.runs.text_sources import open_training_text
 
         names = [one.value for one in View if one is not View.training]
         require(view in names, "view", repr(view), f"one of {', '.join(names)}")
@@ -434,8 +437,13 @@ class Model:
         view_options = ViewOptions(**options, sampling=sampling)
         check_ranges(view_options)
         bundle = model_with_adapter.reload(self._loaded.bundle)
-        inspector = Inspector(bundle, None if text is None else raw(text), tail=tail)
-        return inspect_view(inspector, View(view), view_options)
+        given, output = None if text is None else raw(text), None
+        if given is not None and view == View.sources:  # of any length
+            index = open_training_text(bundle.named_path, warnings.warn)
+            report = find_sources(index, given, top=view_options.top or TOP, places=PLACES)
+            given, output = None, sources_output(report)
+        inspector = Inspector(bundle, given, tail=tail)
+        return inspect_view(inspector, View(view), view_options, output)
 
     @_named_keywords()
     def cache_prompt(self, prompt: Prompt) -> PromptCache:

@@ -142,6 +142,16 @@ class DocumentTable:
         source = self._sources[bisect_right(self._first_documents, number) - 1]
         return f"{source.name}, line {line_number(source, self._starts[number])}"
 
+    def place(self, number: int) -> tuple[Source, int, bool, bool]:
+        """Return a document's source, its first byte there, and whether it is a row, and a chat."""
+        i = bisect_right(self._first_documents, number) - 1
+        return (
+            self._sources[i],
+            self._starts[number],
+            self._contains_rows[i],
+            self._contains_chats[i],
+        )
+
     def close(self) -> None:
         """Close the open source; raises CorpusError if it has changed."""
         if self._open is not None:
@@ -182,6 +192,12 @@ class Documents:
     def describe(self, i: int) -> str:
         """Return the file and the line of a row."""
         return self._table.describe(int(self._numbers[i]))
+
+    def place(self, i: int) -> tuple[Source, int, bool, bool]:
+        """Return the source of a document, the position there of its first selected byte (of a row,
+        its first), and whether it is a row, and a conversation."""
+        source, start, is_row, is_chat = self._table.place(int(self._numbers[i]))
+        return source, start if is_row else start + int(self._starts[i]), is_row, is_chat
 
     def __iter__(self) -> Iterator[Document]:
         return map(self.__getitem__, range(len(self)))

@@ -57,8 +57,11 @@ class Inspection:
         )
 
 
-def inspect_view(inspector: Inspector, view: View, options: ViewOptions) -> Inspection:
-    """Return a view; of attention, the page of the selected heads, by default of all.
+def inspect_view(
+    inspector: Inspector, view: View, options: ViewOptions, output: ViewOutput | None = None
+) -> Inspection:
+    """Return a view, which may be computed; of attention, the page of the selected heads, by
+    default of all.
 
     Raises UsageError for options without effect on the view, and as `Inspector` does.
     """
@@ -83,7 +86,7 @@ def inspect_view(inspector: Inspector, view: View, options: ViewOptions) -> Insp
         text = f"attention weights of heads: {len(page.attention)}; a notebook shows the page"
         data |= {view.value: _data(page.attention)}
         return Inspection(name, view.value, data, page.html, text)
-    output = VIEWS[view](inspector, options, no_progress)
+    output = output or VIEWS[view](inspector, options, no_progress)
     data |= {view.value: _data(output.report)}
     if view in MATRIX_VIEWS:
         html = "\n".join(_picture(svg(one)) for one in output.maps())

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tgen.config import SamplingConfig
 from tgen.drawing.colormap import MAX_BITS, highlight
-from tgen.drawing.terminal_text import cut, label
+from tgen.drawing.terminal_text import cut, label, one_line
 from tgen.inspection.model_summary import name_layers
 from tgen.reports.generation import SamplingDistribution
 from tgen.reports.inspection import (
@@ -24,6 +24,7 @@ from tgen.reports.inspection import (
     LensReport,
     ModelSummary,
     Prediction,
+    SourcesReport,
     TextReport,
     TokenContribution,
     TokenReport,
@@ -50,6 +51,8 @@ _TEXT_COLUMNS = 50  # columns left of the bars
 _CANDIDATE_COLUMNS = 50  # columns of a candidate beside its probabilities after samplers
 _TOKEN_COLUMNS = 65  # columns of an earlier token beside its bar
 _LAYER_COLUMNS = 10
+_SOURCE_COLUMNS = 56  # columns of passages, numbers and places
+_MIN_CONTEXT = 12  # columns on each side of a passage
 _MIN_CELL, _MAX_CELL = 9, 18  # columns per position
 _MIN_WIDTH = 60  # columns; narrower tables have no token ids and byte offsets
 
@@ -421,3 +424,30 @@ def _surprisal_style(token: TokenReport) -> Style:
     if token.surprisal is None:
         return Style()
     return highlight(token.surprisal / MAX_BITS)
+
+
+def sources_table(report: SourcesReport, *, width: int) -> list[Table | Text]:
+    """Return one row per place of each passage, with the text around it."""
+    rows = table("passage", ">occurrences", "file", ">line", "context")
+    room = max(_MIN_CONTEXT, (width - _SOURCE_COLUMNS) // 2)
+    for passage in report.passages:
+        text, n = _readable(passage.text), f"{passage.occurrences:,}"
+        for place in passage.places:
+            after = cut(_readable(place.after), room)
+            around = f"{_readable(place.before)[-room:]}[…]{after}"
+            where = Text(_readable(place.file.encode(errors="replace"))), f"{place.line:,}"
+            rows.add_row(Text(text), n, *where, Text(around.strip(), style="dim"))
+            text = n = ""
+    listed, found = len(report.passages), count(report.n_passages, "passage")
+    which = found if listed == report.n_passages else f"the longest {listed} of {found}"
+    note = (
+        f"{which} in the training text ({report.corpus_bytes:,} bytes): {report.n_covered:,} of "
+        f"{count(report.n_bytes, 'byte')}"
+    )
+    if not listed:
+        note = f"no word of this text is in the training text ({report.corpus_bytes:,} bytes)"
+    return [*([rows] if listed else []), Text(note, style="dim")]
+
+
+def _readable(text: bytes) -> str:
+    return one_line(text.decode(errors="replace")).replace("\t", " ")

@@ -25,6 +25,7 @@ class View(StrEnum):
     why = "why"
     positions = "positions"
     rollout = "rollout"
+    sources = "sources"
     model = "model"
     training = "training"
     verify = "verify"
@@ -36,7 +37,7 @@ _QUERY_VIEWS = {View.attention, View.rollout, View.tokens, View.predict, View.le
 VIEWS_BY_FIELD = {
     "layer": {View.attention, View.heads, View.rollout},
     "head": {View.attention, View.heads},
-    "top": {View.attention, View.rollout, View.predict, View.lens, View.why},
+    "top": {View.attention, View.rollout, View.predict, View.lens, View.why, View.sources},
     "cells": set(MATRIX_VIEWS),
     "scale": set(MATRIX_VIEWS),
     "query": _QUERY_VIEWS,
@@ -76,7 +77,7 @@ class ViewOptions:
     query: str | None = _select("Query positions (rows): 57, -1, or 40:64.", "--query", "POSITIONS")
     keys: str | None = _select("Key positions (columns): 57, -1, or 40:64.", "--keys", "POSITIONS")
     top: int | None = _select(
-        "Number of candidates, contributions or keys to list.",
+        "Number of candidates, contributions, keys or passages to list.",
         "--top",
         shown_default="depends on the view",
         low=1,

@@ -21,6 +21,7 @@ from tgen.drawing.tables import (
     distribution_table,
     lens_table,
     prediction_table,
+    sources_table,
     summary_table,
     token_table,
 )
@@ -35,6 +36,7 @@ from tgen.reports.inspection import (
     HeadReport,
     HeadsReport,
     RolloutReport,
+    SourcesReport,
     TokenReport,
 )
 
@@ -293,6 +295,11 @@ def _model(inspector: Inspector, _: ViewOptions, __: Progress) -> ViewOutput:
 def _verify(inspector: Inspector, _: ViewOptions, __: Progress) -> ViewOutput:
     checks = inspector.verify()
     return ViewOutput(checks, lambda _: checks_table(checks))
+
+
+def sources_output(report: SourcesReport, rows: Iterable[Row] = ()) -> ViewOutput:
+    """Return the passages of a text in the training text as a view; the caller has that text."""
+    return ViewOutput(report, lambda screen: sources_table(report, width=screen.width), rows)
 
 
 def _selected_queries(inspector: Inspector, options: ViewOptions) -> range | None:

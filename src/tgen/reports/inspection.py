@@ -190,6 +190,38 @@ class PositionsReport:
     columns: list[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourcePlace:
+    """A place of the training text that has a passage."""
+
+    file: str  # relative
+    line: int  # from 1, in the text that was read from the file; of rows, the row's
+    before: bytes  # text around the passage, in the same document
+    after: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePassage:
+    """A passage of a text that the training text has, too."""
+
+    start: int  # byte offsets in the text
+    end: int
+    text: bytes
+    occurrences: int
+    places: list[SourcePlace]  # the first ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesReport:
+    """The longest passages of a text that occur in the training text."""
+
+    passages: list[SourcePassage]  # longest first; none is part of another
+    n_passages: int  # with those that are not listed
+    n_bytes: int  # of the text
+    n_covered: int  # bytes in the passages listed
+    corpus_bytes: int  # of the training text
+
+
 @dataclass(frozen=True)
 class Check:
     """A self-check that the output equals the model's computation, within a limit."""

@@ -282,6 +282,11 @@ def _subsample(rows: Documents, max_bytes: int) -> Documents:
     return rows.select(selected, np.zeros_like(selected), rows.sizes[selected])
 
 
+def training_rows(text: Corpus, config: TrainConfig, max_bytes: int) -> Documents:
+    """Return the conversations that a run trains on, as `tokenize_rows` does."""
+    return _subsample(corpus.split_rows(text, config.val_fraction)[0], max_bytes)
+
+
 def _read_row(rows: Documents, i: int) -> Row:
     (line,) = rows[i]
     return Row(*corpus.parse_conversation(line[:]))

@@ -74,7 +74,8 @@ def _body(out: Path, record: RunRecord, reports: Iterable[RunReport]) -> Iterato
         cells = (choice.name, _without_folders(choice.value), choice.why)
         yield "| " + " | ".join(plain_text(cell).replace("|", "\\|") for cell in cells) + " |"
     if record.command:
-        command = shlex.join(["tgen", *map(_without_folders, record.command)])
+        words = (word for word in record.command if word != "--index")  # not part of the model
+        command = shlex.join(["tgen", *map(_without_folders, words)])
         yield f"\n## Command\n\n```sh\n{' '.join(command.split())}\n```"
     source = inline_code(base or "")
     whose = "the training text" if base is None else f"{source} and the training text"

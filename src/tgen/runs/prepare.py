@@ -43,6 +43,7 @@ from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
+from tgen.runs.text_sources import training_documents
 from tgen.runs.tokenizing import (
     PhaseProgress,
     PreparedText,
@@ -83,6 +84,7 @@ class PreparedRun:
     parallel: Parallel | None = None  # how ranks share the model; None: a single process
     scaling: ScalingReport | None = None  # only if requested by a dry run
     baseline_text: tuple[Documents, Documents] | None = None  # to measure baselines on, until then
+    index_text: Documents | None = None  # to index
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -258,8 +260,9 @@ def prepare(
     if inputs.general_tokens is not None:
         general = cut_general(general, inputs.general_tokens, plan.general_tokens)
     plan = replace(plan, notes=notes)
+    record = _record(request, documents, base, text, plan, device, max_bytes)
     prepared = PreparedRun(
-        _record(request, documents, base, text, plan, device, max_bytes),
+        record,
         text.tokenizer,
         text.train,
         text.val,
@@ -272,6 +275,7 @@ def prepare(
         ),
         _scaling(request, plan, inputs, text, device) if request.is_estimate else None,
         baseline_text,
+        training_documents(documents, record) if request.index else None,
     )
     return _broadcast(prepared, device, base)
 
@@ -398,6 +402,7 @@ def _record(
         tensorboard=request.tensorboard,
         read_bytes=max_bytes,
         ngrams=request.ngrams,
+        index=request.index,
         adapter=base.adapter,
         sample_prompt=text.sample_prompt,
         exact_epochs=True,

@@ -119,6 +119,12 @@ class RunRequest:
     ngrams: bool = _output(
         False, "Store n-grams of the corpus with the model, for speculative decoding.", "--ngrams"
     )
+    index: bool = _output(
+        False,
+        "Store the training text with an index for `tgen inspect --view sources`, in the training "
+        "directory and for you only.",
+        "--index",
+    )
     device: Device = device_option("Hardware")
     threads: int | None = threads_option("Hardware")
     compile: bool | None = _hardware(

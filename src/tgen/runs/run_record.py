@@ -124,6 +124,7 @@ class RunRecord:
     tokenizer_sha256: str
     read_bytes: int  # limit of the training split, from the time budget
     ngrams: bool = False  # store n-gram tables with the model
+    index: bool = False  # store an index of the training text
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from
     chat: ChatRecord | None = None  # the corpus has conversations
     begin_of_text: int | None = None  # token id; None: documents have none at their start

@@ -4,6 +4,7 @@ training/run.json             the request, and the fingerprints of the corpus an
 training/tokens.safetensors   the tokenized corpus, so that resuming needs no text
 training/tokens-1.safetensors the tokens after the corpus was changed once
 training/tokenizer.json
+training/text.index           the training text with an index, if requested; never part of the model
 training/state-00000250/      state.safetensors, manifest.json
 training/damaged-state-...    a state that could not be read
 training/log.jsonl            one line per report: see log.py
@@ -31,6 +32,7 @@ TOKENS_FILE = "tokens.safetensors"
 _ARRAYS_FILE = "state.safetensors"
 LOCK = "LOCK"
 _TENSORBOARD = "tensorboard"
+_INDEX_FILE = "text.index"
 _GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
@@ -56,6 +58,11 @@ def recovery_hint(out: Path) -> str:
 def folder(out: Path) -> Path:
     """Return the directory with the training state of the run in `out`."""
     return out / "training"
+
+
+def index_path(out: Path) -> Path:
+    """Return where the index of a run's training text is stored."""
+    return folder(out) / _INDEX_FILE
 
 
 def has_run(out: Path) -> bool:
@@ -100,7 +107,8 @@ def other_names(out: Path) -> list[str]:
 
 def is_name_of_run(name: str) -> bool:
     """Return whether a run has a file or a directory of this name in its training directory."""
-    names = (LOCK, "run.json", "tokenizer.json", "log.jsonl", _GENERAL_FILE, _TENSORBOARD)
+    texts = (_GENERAL_FILE, _INDEX_FILE)
+    names = (LOCK, "run.json", "tokenizer.json", "log.jsonl", *texts, _TENSORBOARD)
     patterns = (_STATE_NAME, _TOKENS_NAME, _DAMAGED_NAME)
     return name in names or any(pattern.fullmatch(name) for pattern in patterns)
 

@@ -36,6 +36,11 @@ from tgen.runs.resuming import (
     tokenize_new_corpus,
 )
 from tgen.runs.run_record import RunRecord
+from tgen.runs.text_sources import (
+    check_index_is_supported,
+    index_training_text,
+    training_documents,
+)
 from tgen.runs.tokenizing import PhaseProgress
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.tokenizer import Tokenizer
@@ -48,6 +53,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     started_at = time.monotonic() if request.began is None else request.began
     if request.tensorboard:
         tensorboard.require()
+    if request.index:
+        check_index_is_supported()
     out, is_rank_zero = request.out, distributed.is_rank_zero()
     prepared = yield from prepare(request, folder=run_state.folder(out))
     # The tokens of other ranks are empty so far.
@@ -55,6 +62,10 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     yield plan
     with run_log.RunLog(out if is_rank_zero else None) as log:
         prepared = yield from measure_baselines(prepared)
+        index = None
+        if prepared.index_text is not None:
+            index = yield from index_training_text(prepared.record, prepared.index_text)
+            prepared = replace(prepared, index_text=None)
         yield PhaseReport(phase="making the model")
         tokens_entry: dict[str, Any] = {}
         record = prepared.record
@@ -77,7 +88,9 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
                 environment=prepared.environment(),
                 general=prepared.general,
             )
-        del arrays
+            if index is not None:
+                index.save(run_state.index_path(out))
+        del arrays, index
         train, val = _load_tokens(out, prepared.record.run_id)
         # The state contains the weights.
         prepared = replace(prepared, train=train, val=val, weights=None, pairs=None)
@@ -190,6 +203,10 @@ def _check_data(
             record, tokens_entry = yield from tokenize_new_corpus(
                 out, text, request.corpus, record, tokenizer, progress
             )
+            if record.index:
+                documents = training_documents(text, record)
+                index = yield from index_training_text(record, documents)
+                index.save(run_state.index_path(out))
         try:
             run_state.load_tokens(out, tokens_entry, vocab_size=record.plan.model.vocab_size)
         except TgenError:

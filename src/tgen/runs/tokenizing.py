@@ -134,9 +134,8 @@ def split_corpus(
     """Split a corpus, and sample about `max_bytes` of the training split; return both splits, the
     bytes of the whole training split, and notes."""
     notes = [*text.notes]
-    whole, held_out = corpus.split_train_val(text, config.val_fraction)
-    if not held_out or not whole:
-        whole, held_out = text.documents, min(whole, held_out, key=len)
+    whole, held_out = _split(text, config)
+    if not held_out:
         small = "the corpus is too small to hold any of it out, so " if config.val_fraction else ""
         notes.append(f"{small}no validation split: the last weights are saved, not the best")
     n_dropped, n_bytes = corpus.count_dropped(text, whole, held_out)
@@ -163,6 +162,19 @@ def split_corpus(
             "runs of 64 bytes or more: validation loss is too optimistic"
         )
     return train, val, whole.n_bytes, notes
+
+
+def _split(text: Corpus, config: TrainConfig) -> tuple[Documents, Documents]:
+    """Return all of the training split, and the validation split, which may be empty."""
+    whole, held_out = corpus.split_train_val(text, config.val_fraction)
+    if held_out and whole:
+        return whole, held_out
+    return text.documents, min(whole, held_out, key=len)
+
+
+def training_texts(text: Corpus, config: TrainConfig, max_bytes: int) -> Documents:
+    """Return the texts that a run trains on, as `split_corpus` does."""
+    return corpus.subsample_documents(_split(text, config)[0], max_bytes)
 
 
 def prepare_texts(

@@ -76,7 +76,7 @@ def test_predictions_with_sampling_options_are_those_of_generate(inspect, inspec
 
 
 def test_every_view_describes_every_family(inspect, family, model_directory, tmp_path):
-    missing = {View.training, *((View.lens,) if family == "classic" else ())}
+    missing = {View.training, View.sources, *((View.lens,) if family == "classic" else ())}
     views = [view for view in View if view not in missing]
     selected = [f"--view={view}" for view in views] + ["--layer=all", "--head=all"]
     prompt = "What is the king? Tis more."
@@ -221,7 +221,8 @@ def test_page_opens_at_the_most_focused_head_and_has_a_size_limit(inspect, monke
 
 
 def test_every_view_of_a_text_ends_with_the_self_check(inspect, tmp_path):
-    for view in set(View) - {View.model, View.training, View.positions, View.verify}:
+    others = {View.model, View.training, View.positions, View.verify, View.sources}
+    for view in set(View) - others:
         shown = inspect("--view", view).stdout.decode()
         assert shown.splitlines()[-1].startswith("self-check passed: attention rows sum to 1"), view
     assert json.loads(inspect("--view", "tokens", "--json").stdout)["verify"][0]["passed"]

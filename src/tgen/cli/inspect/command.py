@@ -11,9 +11,9 @@ def inspect(options: InspectOptions) -> None:
     Views: attention (attention weights of a head), heads (role and metrics of every head), tokens
     (surprisal of each token), predict (next-token probabilities; with sampling options, after each
     sampler), lens (logit lens: predictions after each layer), why (earlier tokens and components
-    that make a logit), rollout (attention rollout), positions (position encoding), model
-    (parameters and shape), training (loss curves), verify (checks against the fused attention
-    kernel).
+    that make a logit), rollout (attention rollout), sources (passages of the text that
+    the training text has, too), positions (position encoding), model (parameters and shape),
+    training (loss curves), verify (checks against the fused attention kernel).
 
     --view heads with two --model options compares the heads of two models.
     """
@@ -31,6 +31,11 @@ def inspect(options: InspectOptions) -> None:
     text = None
     if options.needs_text:
         text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
+    if text is not None and options.only_sources:
+        from tgen.cli.inspect.sources import print_sources
+
+        print_sources(adapter or locations[0].path, text, options)
+        return
 
     from tgen.cli.inspect import output
     from tgen.inspection.inspector import Inspector

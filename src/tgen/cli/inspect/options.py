@@ -123,6 +123,11 @@ class InspectOptions(ViewOptions):
         """Whether only the training log is shown, so that no model is loaded."""
         return self.views == [View.training] and not self.files
 
+    @property
+    def only_sources(self) -> bool:
+        """Whether only the training text is searched, so that no model is loaded."""
+        return self.views == [View.sources] and set(self.files) <= {"--csv"}
+
     def _check_views(self) -> None:
         views, files = self.views, self.files
         if self.view and set(files) == {"--html"}:

@@ -143,6 +143,15 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
                 progress=progress,
             )
         contents["--html"] = page.html.encode()
+    write_contents(contents, options)
+    _ensure_checked(inspector, options)
+    if inspector.checks:
+        console.print_status(checks_footer(inspector.checks).plain, quiet=options.quiet)
+    _require_passed(inspector)
+
+
+def write_contents(contents: dict[str, bytes], options: InspectOptions) -> None:
+    """Write the contents of the files, by flag."""
     for name, path in options.files.items():
         if str(path) == "-":
             console.write(contents[name])
@@ -150,10 +159,6 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
             files.write_output(path, contents[name])
             size = f"{len(contents[name]):,} bytes"
             console.print_status(f"wrote {path}, {size}", quiet=options.quiet)
-    _ensure_checked(inspector, options)
-    if inspector.checks:
-        console.print_status(checks_footer(inspector.checks).plain, quiet=options.quiet)
-    _require_passed(inspector)
 
 
 def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> None:

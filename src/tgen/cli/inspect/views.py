@@ -4,10 +4,11 @@ from functools import partial
 
 from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
+from tgen.cli.inspect.sources import search_sources, source_rows
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.rich_console import out
 from tgen.drawing.view_options import View
-from tgen.drawing.views import VIEWS, Progress, Screen, ViewOutput
+from tgen.drawing.views import VIEWS, Progress, Screen, ViewOutput, sources_output
 from tgen.inspection.inspector import Inspector
 from tgen.runs import log
 
@@ -17,6 +18,10 @@ def compute_view(view: View, inspector: Inspector, options: InspectOptions) -> V
     if view is View.training:
         records = log.read(inspector.bundle.path)
         return ViewOutput(records, lambda _: training_lines(records))
+    if view is View.sources:
+        text = b"".join(inspector.tokens)
+        report = search_sources(inspector.bundle.named_path, text, options)
+        return sources_output(report, source_rows(report))
     return VIEWS[view](inspector, options, progress_bar(options))
 
 
