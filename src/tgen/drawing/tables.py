@@ -435,7 +435,7 @@ def sources_table(report: SourcesReport, *, width: int) -> list[Table | Text]:
         for place in passage.places:
             after = cut(_readable(place.after), room)
             around = f"{_readable(place.before)[-room:]}[…]{after}"
-            where = Text(_readable(place.file.encode(errors="replace"))), f"{place.line:,}"
+            where = Text(_readable(place.file.encode(errors="replace"))), str(place.line)
             rows.add_row(Text(text), n, *where, Text(around.strip(), style="dim"))
             text = n = ""
     listed, found = len(report.passages), count(report.n_passages, "passage")

@@ -46,7 +46,7 @@ def test_a_table_has_passages_places_and_context(inspect, model):
     first = lines.index(repeated[0])
     numbers = [re.findall(r" (\d+)  ", line)[-1] for line in lines[first : first + 3]]
     assert numbers == ["3", "4", "5"]
-    assert lines[-1].endswith(": 31 of 36 bytes")
+    assert lines[-1].endswith(": 31 of 35 bytes")
     assert is_clean(done.stdout + done.stderr)
 
 
