@@ -4,6 +4,7 @@ import random
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tgen import corpus
@@ -12,6 +13,7 @@ from tgen.corpus import suffix_array, text_index
 from tgen.corpus.steps import finish
 from tgen.errors import CorpusError
 from tgen.inspection.sources import find_sources
+from tgen.storage import sealed_file
 
 WORD = re.compile(rb"[0-9A-Za-z_]+|[\x80-\xfe][\x80-\xbf]*|[^\s\xff]")
 FILES = {
@@ -87,6 +89,7 @@ def phrases(documents, rng):
 @pytest.mark.parametrize("by_bytes", [0, 22])
 def test_passages_are_those_of_a_naive_search(tmp_path, monkeypatch, block, by_bytes):
     monkeypatch.setattr(suffix_array, "_BLOCK", block)
+    monkeypatch.setattr(suffix_array, "_SCANNED", block + 4)
     monkeypatch.setattr(suffix_array, "_BY_BYTES", by_bytes)
     rng = random.Random(block + by_bytes)
     n_phrases = n_found = 0
@@ -215,6 +218,47 @@ def test_a_damaged_index_is_none_or_answers(tmp_path):
         assert text_index.open_index(path) is None
     path.unlink()
     assert text_index.open_index(path) is None
+
+
+def test_files_of_other_kinds_are_no_index(tmp_path):
+    read_index(tmp_path, FILES)
+    path = tmp_path / "index"
+    sealed = sealed_file.open_sealed(path)
+    assert sealed is not None
+    header, content = sealed.header, bytes(sealed.content)
+    sizes = header["sizes"]
+    n_names = sizes[-1]
+    names = content[-(-(-n_names // 8) * 8) :][:n_names]
+    changes: list[dict[str, object]] = [{name: None} for name in header]
+    changes += [{"sizes": sizes[1:]}, {"sizes": [8, *sizes[1:]]}, {"sizes": [-8, *sizes[1:]]}]
+    changes += [{"sizes": [str(n) for n in sizes]}, {"sizes": [*sizes[:4], n_names - 1]}]
+    changes += [{"sizes": [*sizes[:3], sizes[3] - 8, n_names + 8]}, {"byteorder": "middle"}]
+    contents = [
+        content.replace(names, b"[]".ljust(n_names)),
+        content.replace(names, b"x" * n_names),
+    ]
+    contents += [content.replace(names, b"3".ljust(n_names)), b""]
+    assert text_index.open_index(path) is not None
+    for new_header, new in [
+        *((header | change, content) for change in changes if "corpus_sha256" not in change),
+        *((header, one) for one in contents),
+    ]:
+        path.unlink()
+        sealed_file.publish_sealed(path, sealed_file.encode_header(new_header), [new])
+        assert text_index.open_index(path) is None, new_header
+
+
+def test_adjacent_pieces_of_a_text_are_one_document(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one two\nthree four\nfive six\n")
+    text = corpus.read([str(path)])
+    pieces = text.documents.select(*np.array([[0, 0, 0], [0, 4, 19], [4, 14, 27]]))
+    index = finish(text_index.build_index(pieces, "", lambda name: name)).open()
+    found = find_sources(index, b"one two\nthree four\nfive six").passages
+    assert [(one.text, one.places[0].line) for one in found] == [
+        (b"one two\nthree", 1),
+        (b"five six", 3),
+    ]
 
 
 def test_sources_that_changed_are_an_error(tmp_path):

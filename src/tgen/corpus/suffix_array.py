@@ -19,6 +19,7 @@ END = 0xFF  # no byte of UTF-8; one in other text separates documents, too
 MAX_BYTES = (1 << 32) - 16  # positions have 32 bits
 BYTES_PER_SUFFIX = 28  # of memory while they are sorted, besides the text and a block
 _PADDING = 8
+_SCANNED = 1 << 22  # bytes of text whose words are found at a time
 _BLOCK = 1 << 20  # suffixes in memory at a time, unless more are equal so far
 _BY_BYTES = 22  # shared bytes up to which the next ones are faster to compare than words
 
@@ -53,10 +54,9 @@ def word_borders(text: bytes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def word_starts(text: bytearray) -> NDArray[np.uint32]:
     """(m,): the positions at which words begin."""
     found = [np.zeros(0, np.uint32)]
-    size = 1 << 22
-    for start in range(0, len(text), size):
+    for start in range(0, len(text), _SCANNED):
         first = max(0, start - 1)  # the byte before tells whether a word continues
-        begins, _ = word_borders(bytes(text[first : start + size]))
+        begins, _ = word_borders(bytes(text[first : start + _SCANNED]))
         found.append((np.flatnonzero(begins[start - first :]) + start).astype(np.uint32))
     return np.concatenate(found)
 

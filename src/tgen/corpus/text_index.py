@@ -143,7 +143,9 @@ class TextIndex:
 
 
 def _n_equal(a: bytes, b: bytes) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """Return how many first bytes are equal, in few comparisons: they may be many."""
+    lengths = range(1, min(len(a), len(b)) + 1)
+    return bisect_left(lengths, True, key=lambda n: a[:n] != b[:n])
 
 
 def _after_partial(text: bytes) -> bytes:
