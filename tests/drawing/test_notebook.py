@@ -68,7 +68,7 @@ def test_heads_are_clickable_in_a_notebook_without_the_network(page, browser, tm
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.parametrize("view", [view for view in View if view is not View.training])
+@pytest.mark.parametrize("view", sorted(set(View) - {View.training, View.sources}))
 def test_every_view_has_data_text_and_html(model, inspect, view):
     shown = model.inspect("What is the king?", view=view)
     selected = ["--layer=all", "--head=all"] if view == "attention" else []
@@ -86,6 +86,20 @@ def test_every_view_has_data_text_and_html(model, inspect, view):
     assert "<script" not in html
     assert str(shown)
     assert "\x1b" not in str(shown) + html
+
+
+def test_sources_are_those_of_the_command(model, inspect):
+    text = "What is the king? " * 100  # longer than the context
+    shown = model.inspect(text, view="sources", top=2)
+    record = json.loads(inspect("--view=sources", "--top=2", "--json", prompt=text).stdout)
+    (passage, _), listed = shown.data["sources"]["passages"], record["passages"]
+    assert passage["text"].decode() == listed[0]["text"]
+    assert passage["places"] == [
+        place | {name: place[name].encode() for name in ("before", "after")}
+        for place in listed[0]["places"]
+    ]
+    assert listed[0]["text"] in str(shown)
+    assert "<pre" in shown._repr_html_()
 
 
 def test_data_are_the_numbers_of_the_reports(model, inspector):

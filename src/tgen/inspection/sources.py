@@ -16,7 +16,9 @@ TOP, PLACES = 10, 10  # passages, and places of each, by default
 _CONTEXT = 60  # bytes on each side
 
 
-def find_sources(index: TextIndex, text: bytes, *, top: int = TOP, places: int = PLACES) -> SourcesReport:
+def find_sources(
+    index: TextIndex, text: bytes, *, top: int = TOP, places: int = PLACES
+) -> SourcesReport:
     """Return the `top` longest passages of a text that are in the index, with the first `places` of
     each."""
     found = sorted(_passages(index, text), key=lambda one: (one[0] - one[1], one[0]))
