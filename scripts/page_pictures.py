@@ -39,23 +39,26 @@ def serving() -> Iterator[str]:
 
 def main() -> None:
     """Write docs/pictures/live*.png."""
-    with tempfile.TemporaryDirectory() as profile, serving() as url:
-        with open_browser(Path(profile)) as browser:
-            wait = WebDriverWait(browser, 60)
-            browser.get(url)
-            find = lambda name: browser.find_element(By.ID, name)  # noqa: E731
-            wait.until(lambda _: find("main").is_displayed())
-            for name, value in (("seed", "3"), ("max-tokens", "40")):
-                find(name).clear()
-                find(name).send_keys(value)
-            find("continue").click()
-            wait.until(lambda _: find("command").text)
-            for name, (width, height, tab, shown) in PICTURES.items():
-                browser.set_window_size(width, height)
-                find(f"tab-{tab}").click()
-                wait.until(lambda _, shown=shown: browser.find_elements(By.CSS_SELECTOR, shown))
-                browser.execute_script("scrollTo(0, 0)")
-                browser.save_screenshot(str(ROOT / "docs" / "pictures" / f"{name}.png"))
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        serving() as url,
+        open_browser(Path(profile)) as browser,
+    ):
+        wait = WebDriverWait(browser, 60)
+        browser.get(url)
+        find = lambda name: browser.find_element(By.ID, name)  # noqa: E731
+        wait.until(lambda _: find("main").is_displayed())
+        for name, value in (("seed", "3"), ("max-tokens", "40")):
+            find(name).clear()
+            find(name).send_keys(value)
+        find("continue").click()
+        wait.until(lambda _: find("command").text)
+        for name, (width, height, tab, shown) in PICTURES.items():
+            browser.set_window_size(width, height)
+            find(f"tab-{tab}").click()
+            wait.until(lambda _, shown=shown: browser.find_elements(By.CSS_SELECTOR, shown))
+            browser.execute_script("scrollTo(0, 0)")
+            browser.save_screenshot(str(ROOT / "docs" / "pictures" / f"{name}.png"))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ ALLOWED = {
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
     "scoring": "corpus chat loaded_model",
-    "serve": "machine tokenizer checkpoint chat engine inspection lora drawing generation "
+    "serve": "storage machine tokenizer checkpoint chat engine inspection lora drawing generation "
     "loaded_model",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
     "scoring",
@@ -52,7 +52,7 @@ SHARED = {"version", "errors", "config", "reports"}
 LIBRARIES = {
     "torch": "machine/device machine/openmp_wait model lora/training training inspection "
     "api distributed engine/torch_engine engine/cuda_graph "
-    "benchmark/training_step benchmark/roofline benchmark/other_engines",
+    "benchmark/training_step benchmark/roofline benchmark/other_engines serve/inspection_child",
     "typer": "cli",
     "rich": "cli drawing",
     "tokenizers": "tokenizer",

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ console.log(JSON.stringify(records.map(({ record, counts }) => {
   return settings.map((one) => distribution(candidates, rest, one));
 })));
 """
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     dict(temperature=t, top_k=k, top_p=p, min_p=m)
     for t in (0.1, 0.7, 1, 2)
     for k, p, m in [

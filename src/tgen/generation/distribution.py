@@ -130,7 +130,7 @@ def logits_record(logits: NDArray[np.floating], also: Iterable[int] = ()) -> dic
         levels = np.where(possible, 1 + np.rint(_LEVELS * (1 - np.sqrt(distance))), 0)
         packed = base64.b64encode(levels.astype("<u2").tobytes()).decode()
         return {"highest": highest, "range": highest - lowest, "packed": packed}
-    ids = sort_candidates(wide[None], _N_LISTED)[0][0].tolist()
+    ids = sort_candidates(wide[None].astype(np.float32), _N_LISTED)[0][0].tolist()
     ids = [i for i in dict.fromkeys([*ids, *also]) if possible[i]]
     possible[ids] = False
     rest = wide[possible]

@@ -5,17 +5,15 @@ import base64
 import time
 from contextlib import suppress
 from typing import Annotated, Any, Self
-from weakref import WeakKeyDictionary
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PlainValidator, model_validator
 
 from tgen.config import SamplingConfig
 from tgen.drawing.colormap import RAMP
 from tgen.engine.base import Engine, reset
 from tgen.errors import ModelError
-from tgen.generation.distribution import sampling_distribution
+from tgen.generation.distribution import logits_record
+from tgen.generation.sample import sort_candidates
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import bad_request
 from tgen.serve.json_body import JsonObject, Objects, is_ids, validate
@@ -24,13 +22,7 @@ from tgen.serve.text_request import ChatRequest, to_request
 from tgen.serve.token_answer import MAX_TOP, describe_token, name_token
 
 _REPEATS = 5
-# Fields of SamplingConfig that the page sets; others may take long.
-_SAMPLERS = {
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-}
-_last_logits: WeakKeyDictionary[LoadedModel, tuple[list[int], NDArray[np.float32]]]
-_last_logits = WeakKeyDictionary()
+_NAMED = 100  # most likely tokens
 
 
 def check_base64(value: Any) -> bytes:
@@ -68,9 +60,6 @@ class _Prompt(JsonObject, extra="forbid"):
 
 class _Position(JsonObject, extra="forbid"):
     ids: Ids  # of the text
-    prompt_tokens: Annotated[int, Field(ge=0)] | None = None  # of them; None: all
-    sampling: dict[str, Any] = Field(default_factory=dict)
-    top: Annotated[int, Field(ge=1, le=500)] = 24
 
 
 class _Length(JsonObject, extra="forbid"):
@@ -126,32 +115,23 @@ def tokens(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, A
 
 
 def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the distribution of the token after `ids` before and after each sampler.
+    """Return the logits of the token after `ids`, for `samplers.js`, and the most likely tokens.
 
-    Raises HttpError, UsageError and ModelError.
+    Raises HttpError and ModelError.
     """
     del name
-    request = validate(_Position, values)
-    if unknown := sorted(request.sampling.keys() - _SAMPLERS):
-        raise bad_request(f"sampling.{unknown[0][:60]} is not supported", "sampling")
-    sampling = model.sampling({"penalize_prompt": False} | request.sampling)
-    report = sampling_distribution(
-        _next_logits(model, request.ids),
-        request.ids,
-        sampling,
-        model.vocabulary,
-        prompt_length=request.prompt_tokens,
-        top=request.top,
-    )
+    ids = validate(_Position, values).ids
+    check_ids(ids, model.tokenizer.vocab_size, "ids")
+    _check_length(model, ids)
+    with model.borrow_engine() as engine:
+        reset(engine, 1)
+        engine.check_room([len(ids)])
+        logits = model.vocabulary.only_tokens(engine.extend([ids]))
+    ((likely,), _) = sort_candidates(logits, _NAMED)
     bytes_of = model.vocabulary.bytes_of
     return {
-        "steps": [step._asdict() for step in report.steps],
-        "candidates": [
-            name_token(bytes_of, one.id)
-            | {"logit": one.logit, "probability": one.probability, "final": one.final}
-            | {"removed_by": one.removed_by}
-            for one in report.candidates
-        ],
+        "logits": logits_record(logits[0], also=ids),
+        "likely": [name_token(bytes_of, i) for i in likely.tolist()],
     }
 
 
@@ -184,21 +164,6 @@ def _milliseconds(engine: Engine, n_cached: int, ids: list[int]) -> float:
     begin = time.perf_counter()
     engine.extend([ids])
     return 1e3 * (time.perf_counter() - begin)
-
-
-def _next_logits(model: LoadedModel, ids: list[int]) -> NDArray[np.float32]:
-    """Return the logits (V,) of the next token; those of the last text are remembered."""
-    known, logits = _last_logits.get(model, ([], None))
-    if known == ids and logits is not None:
-        return logits
-    check_ids(ids, model.tokenizer.vocab_size, "ids")
-    _check_length(model, ids)
-    with model.borrow_engine() as engine:
-        reset(engine, 1)
-        engine.check_room([len(ids)])
-        found = np.array(engine.extend([ids])[0], np.float32)
-    _last_logits[model] = ids, found
-    return found
 
 
 def _check_length(model: LoadedModel, ids: list[int]) -> None:

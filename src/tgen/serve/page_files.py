@@ -4,21 +4,24 @@ The page shares the style sheet and the scripts of `tgen inspect --html`.
 """
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from tgen.drawing import page as drawn
+from tgen.serve import page as live
 from tgen.serve.http_error import HttpError
+from tgen.storage import files
 
 PREFIX = "/tgen/page/"
 _INDEX = "index.html"
 # Files by their package.
 _FILES = {
-    "tgen.drawing.page": ("page.css", "dom.js", "weights.js", "matrix.js"),
-    "tgen.serve.page": (
+    drawn: ("page.css", "dom.js", "weights.js", "matrix.js", "samplers.js"),
+    live: (
         *(_INDEX, "live.css", "app.js", "api.js", "text.js", "branches.js", "choose.js"),
         *("attend.js", "inside.js", "sources.js", "time.js"),
     ),
@@ -59,4 +62,4 @@ async def get_page(request: Request) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return files(_PLACES[name]).joinpath(name).read_bytes()
+    return files.read(Path(str(_PLACES[name].__file__)).with_name(name))

@@ -1,6 +1,7 @@
 /* The samplers: sliders, and the candidates for the next token that each of them cuts. */
 
 import { ask, newestOnly } from './api.js';
+import { distribution, readLogits } from './samplers.js';
 import { barRow, percent } from './text.js';
 
 const SLIDERS = [
@@ -21,7 +22,7 @@ export class Choose {
     for (const { name, label, min, max, step, off } of SLIDERS) {
       const input = make('input', { type: 'range', min, max, step, id: `slider-${name}` });
       const output = make('output', {});
-      input.addEventListener('input', () => { this.write(name); this.load(); });
+      input.addEventListener('input', () => { this.write(name); this.draw(); });
       this.inputs[name] = { input, output, off };
       byId('sliders').append(make('label', {}, label, input, output));
     }
@@ -30,6 +31,7 @@ export class Choose {
   setModel(facts) {
     this.facts = facts;
     this.ids = [];
+    this.logits = null;
     for (const [name, { input }] of Object.entries(this.inputs)) {
       const value = facts.sampling[name];
       input.max = Math.max(input.max, value);
@@ -52,38 +54,49 @@ export class Choose {
   /* Show the candidates after token `index` of a branch. */
   show(branch, index) {
     this.ids = branch.tokens.slice(0, index + 1).map(({ id }) => id);
-    this.promptTokens = Math.min(branch.nPrompt, this.ids.length);
+    this.counts = new Map();  /* penalties count generated tokens */
+    for (const id of this.ids.slice(branch.nPrompt)) {
+      this.counts.set(id, (this.counts.get(id) ?? 0) + 1);
+    }
+    this.names = new Map(branch.tokens.map((token) => [token.id, token]));
     this.label = branch.tokens[index].label;
     this.following = branch.tokens[index + 1]?.id;
     this.load();
   }
 
   async fetch(isNewest) {
-    if (!this.ids.length) return;
-    const sampling = this.sampling();
-    const { ids, promptTokens, facts } = this;
-    const answer = await ask('tgen/next', {
-      model: facts.name, ids, prompt_tokens: promptTokens, sampling, top: ROWS,
-    });
+    if (!this.ids.length || this.ids.length > this.facts.context) return;
+    const { ids, facts } = this;
+    const answer = await ask('tgen/next', { model: facts.name, ids });
     if (!isNewest()) return;
-    this.draw(answer);
-    Object.assign(byId('bars').dataset, { sampling: JSON.stringify(sampling), position: ids.length });
+    this.logits = readLogits(answer.logits);
+    for (const token of answer.likely) this.names.set(token.id, token);
+    this.draw();
   }
 
-  draw({ candidates, steps }) {
+  draw() {
+    if (!this.logits) return;
+    const { candidates, rest } = this.logits;
+    const sampling = this.sampling();
+    const counted = candidates.map((one) => ({ ...one, count: this.counts.get(one.id) ?? 0 }));
+    const { rows, steps } = distribution(counted, rest, sampling);
+    const known = rows.filter(({ id }) => this.names.has(id));
+    known.sort((a, b) => Math.max(b.model, b.probability) - Math.max(a.model, a.probability));
     byId('choose-about').replaceChildren(
       'Candidates after ', make('b', { className: 'token' }, this.label),
       ': the bar is the probability that samplers leave; in parentheses, the model’s own.');
-    byId('bars').replaceChildren(...candidates.map((one) => {
-      const cut = one.final === 0;
-      const why = cut ? `cut by ${one.removed_by.replace('_', '-')}` : percent(one.final);
-      const name = [...tokenText(one.label)];
+    byId('bars').replaceChildren(...known.slice(0, ROWS).map((one) => {
+      const cut = one.probability === 0;
+      const why = cut ? `cut by ${one.removedBy.replace('_', '-')}` : percent(one.probability);
+      const name = tokenText(this.names.get(one.id).label);
       if (one.id === this.following) name.push(make('small', {}, ' ← in the text'));
-      return barRow(one.final, name, `${why} (${percent(one.probability)})`,
-        { className: cut ? 'cut' : '', 'data-id': one.id, 'data-final': one.final });
+      return barRow(one.probability, name, `${why} (${percent(one.model)})`,
+        { className: cut ? 'cut' : '', 'data-id': one.id, 'data-final': one.probability });
     }));
     const parts = steps.filter(({ candidates: n }) => n).map(({ sampler, candidates: n, probability }) =>
       `${sampler.replace('_', '-')} cuts ${n.toLocaleString('en')} (${percent(probability)})`);
     byId('bars-rest').textContent = parts.join(' · ');
+    Object.assign(byId('bars').dataset,
+      { sampling: JSON.stringify(sampling), position: this.ids.length });
   }
 }
