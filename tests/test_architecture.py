@@ -38,8 +38,8 @@ ALLOWED = {
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
     "scoring": "corpus chat loaded_model",
-    "serve": "storage machine tokenizer checkpoint chat engine inspection lora drawing generation "
-    "loaded_model",
+    "serve": "storage machine tokenizer corpus checkpoint chat engine inspection lora drawing "
+    "generation loaded_model runs",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
     "scoring",
     "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "

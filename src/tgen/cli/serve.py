@@ -71,6 +71,9 @@ class ServeOptions:
         flags="--cors",
         metavar="ORIGIN",
     )
+    sources: bool = option(
+        False, "Show passages of the training text to other machines, too.", "--sources"
+    )
     log: Literal["text", "json", "off"] | None = option(
         None,
         "Access log on stderr: one line per request, without texts.",
@@ -229,6 +232,7 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
         drain_seconds=options.drain_timeout,
         api_key=options.key,
         origins=options.origins,
+        shows_sources=options.sources,
         limits=ServiceLimits(
             max_tokens=options.max_tokens,
             body_bytes=options.body_bytes,

@@ -50,6 +50,7 @@ from tgen.serve.token_answer import TokenAnswer, TokensRequest
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
+_SOURCES = "/tgen/sources"  # has parts of the training text
 # From a body and the id of the default model to the request and the form of its answer.
 _Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
 # From a model, its id and the other fields of a body to the response.
@@ -63,6 +64,7 @@ _DESCRIPTIONS: dict[str, _Description] = {
     "/tgen/tokens": live_views.tokens,
     "/tgen/next": live_views.next_token,
     "/tgen/cache": live_views.cache_times,
+    _SOURCES: live_views.sources,
 }
 _EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding", "/embeddings")
 
@@ -91,10 +93,12 @@ class Service:
         allowed_hosts: Collection[str] | None = None,
         origins: Collection[str] = (),
         log: AccessLog | None = None,
+        shows_sources: bool = False,
     ) -> None:
         """`api_key` and `allowed_hosts` as in `Access`; web pages of `origins` may use the server,
         "*" means all."""
         self._models, self._limits, self._log = models, limits, log
+        self._shows_sources = shows_sources
         self._created = int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
@@ -229,6 +233,11 @@ class Service:
 
     async def _describe(self, request: Request, describe: _Description) -> Response:
         """Answer a question about a model or a text, for which no text is generated."""
+        if request.url.path == _SOURCES and not self._shows_sources:
+            message = (
+                "passages of the training text are only shown on this machine, or with --sources"
+            )
+            raise HttpError(403, message, code="sources_not_shown")
         run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
         try:
             if request.method == "POST":

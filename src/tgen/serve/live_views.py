@@ -1,5 +1,5 @@
 """The facts and numbers of the live page that the engine computes: /tgen/model, /tgen/tokens,
-/tgen/next and /tgen/cache."""
+/tgen/next, /tgen/cache and /tgen/sources."""
 
 import base64
 import time
@@ -9,19 +9,25 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from tgen.config import SamplingConfig
+from tgen.corpus.text_index import open_index
 from tgen.drawing.colormap import RAMP
+from tgen.drawing.terminal_text import printable
 from tgen.engine.base import Engine, reset
 from tgen.errors import ModelError
 from tgen.generation.distribution import logits_record
 from tgen.generation.sample import sort_candidates
+from tgen.inspection.sources import find_sources
 from tgen.loaded_model import LoadedModel
-from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, Objects, is_ids, validate
+from tgen.runs import saved_state
+from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.json_body import JsonObject, Objects, Unicode, is_ids, validate
 from tgen.serve.preparation import check_ids
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.serve.token_answer import MAX_TOP, describe_token, name_token
 
 _REPEATS = 5
+_MAX_PHRASE = 2000  # characters
+_PLACES = 5  # of a passage
 _NAMED = 100  # most likely tokens
 
 
@@ -60,6 +66,10 @@ class _Prompt(JsonObject, extra="forbid"):
 
 class _Position(JsonObject, extra="forbid"):
     ids: Ids  # of the text
+
+
+class _Phrase(JsonObject, extra="forbid"):
+    text: Annotated[Unicode, Field(min_length=1, max_length=_MAX_PHRASE)]
 
 
 class _Length(JsonObject, extra="forbid"):
@@ -157,6 +167,39 @@ def cache_times(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[s
             "with_cache": sorted(cached)[_REPEATS // 2],
             "without_cache": _milliseconds(engine, 0, ids),
         }
+
+
+def sources(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the longest passages of a text that the training text has, with their places.
+
+    Raises HttpError for a model whose training text is not indexed.
+    """
+    text = validate(_Phrase, values).text.encode()
+    index = open_index(saved_state.index_path(model.bundle.named_path))
+    if index is None:
+        message = f"the model {name!r} has no index of its training text: train with --index"
+        raise HttpError(404, message, code="no_index")
+    report = find_sources(index, text, places=_PLACES)
+    return {
+        "passages": [
+            {
+                "text": _readable(one.text),
+                "count": one.occurrences,
+                "places": [
+                    {"file": printable(place.file), "line": place.line}
+                    | {"before": _readable(place.before), "after": _readable(place.after)}
+                    for place in one.places
+                ],
+            }
+            for one in report.passages
+        ],
+        "covered": report.n_covered,
+        "bytes": report.n_bytes,
+    }
+
+
+def _readable(text: bytes) -> str:
+    return printable(text.decode(errors="replace"))
 
 
 def _milliseconds(engine: Engine, n_cached: int, ids: list[int]) -> float:

@@ -92,6 +92,7 @@ class ServerSettings:
     limits: ServiceLimits
     api_key: str | None = None
     origins: Collection[str] = ()  # of web pages
+    shows_sources: bool = False  # also to other machines
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -163,6 +164,7 @@ async def _serve(
         allowed_hosts=_local_hosts(sock) if is_loopback(sock) else None,
         origins=settings.origins,
         log=log,
+        shows_sources=settings.shows_sources or is_loopback(sock),
     )
     n_connections = settings.limits.open_requests + _SPARE_CONNECTIONS
     _allow_descriptors(n_connections + _OWN_DESCRIPTORS)
