@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from support.pages import HOSTILE, MAX_ERROR, sample_attention, sample_heads, sample_page
+from tgen.config import SamplingConfig
 from tgen.drawing.head_tables import heads_table
 from tgen.drawing.terminal_text import label
+from tgen.generation.distribution import logits_record, sampling_distribution
+from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.inspection import AttentionReport
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -299,3 +302,75 @@ def test_policy_blocks_scripts_that_are_not_the_pages_own(opened):
     )
     assert browser.title == "a model · tgen inspect"
     assert "Content Security Policy" in browser.get_log("browser")[0]["message"]
+
+
+def next_tokens(size: int, n: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return random logits of positions, and the page's data of the last of them."""
+    random = np.random.default_rng(3)
+    logits = [(random.normal(size=size) * 3).astype(np.float32) for _ in range(n)]
+    records = [logits_record(row) for row in logits]
+    ids = {i for one in records for i in one.get("ids", range(size))}
+    settings = {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0}
+    labels = {i: label(HOSTILE[i % len(HOSTILE)]) for i in ids}
+    first = len(HOSTILE) - n
+    return logits, {"first": first, "labels": labels, "positions": records, "settings": settings}
+
+
+@pytest.mark.parametrize("size", [300, 20_000])
+def test_sliders_show_the_probabilities_of_the_samplers(browser, tmp_path, size):
+    logits, data = next_tokens(size, 4)
+    browser.get_log("browser")
+    show(browser, tmp_path, sample_page(HOSTILE, sample_attention(1, 1, 16), next_tokens=data))
+    move = (
+        "const input = document.getElementById(arguments[0]);"
+        "input.value = arguments[1]; input.dispatchEvent(new Event('input'))"
+    )
+    read_rows = (
+        "return [...document.querySelectorAll('#next tbody tr')].map((row) =>"
+        "[Number(row.dataset.id),"
+        "...[...row.querySelectorAll('td[data-share]')].map((cell) => Number(cell.dataset.share)),"
+        "row.children[2].textContent])"
+    )
+    settings = dict(data["settings"])
+    for name, position, value in [
+        ("temperature", "1.25", 1.25),
+        ("top_p", "0.8", 0.8),
+        ("min_p", "0.05", 0.05),
+        ("top_k", "3", 3),
+        ("temperature", "0", 0.0),
+    ]:
+        browser.execute_script(move, name, position)
+        settings[name] = value
+        assert browser.find_element(By.CSS_SELECTOR, f"output[for={name}]").text == f"{value:g}"
+        expected = sampling_distribution(logits[-1], [0], SamplingConfig(**settings), Vocabulary())
+        by_id = {one.id: one for one in expected.candidates}
+        rows = browser.execute_script(read_rows)
+        assert len(rows) == 12
+        for i, model, sampled, text in rows:
+            assert abs(model - by_id[i].probability) <= 1e-3
+            assert abs(sampled - by_id[i].final) <= 1e-3
+            cut = by_id[i].removed_by.replace("_", "-")
+            assert text.startswith(f"cut by {cut}") == bool(cut)
+        steps = browser.find_element(By.ID, "next-steps").text.splitlines()
+        assert [line.split()[0].replace("-", "_") for line in steps] == [
+            step.sampler for step in expected.steps
+        ]
+    assert browser.get_log("browser") == []
+    assert browser.title == "a model · tgen inspect"
+
+
+def test_sliders_follow_the_selected_position(browser, tmp_path):
+    logits, data = next_tokens(300, 4)
+    show(browser, tmp_path, sample_page(HOSTILE, sample_attention(1, 1, 16), next_tokens=data))
+    chip = browser.find_element(By.CSS_SELECTOR, "#strip button[data-token='13']")
+    chip.click()
+    best = browser.find_element(By.CSS_SELECTOR, "#next tbody tr").get_attribute("data-id")
+    assert int(best) == int(logits[1].argmax())
+    browser.find_element(By.CSS_SELECTOR, "#strip button[data-token='11']").click()
+    assert "the positions from 12 on" in browser.find_element(By.ID, "next-about").text
+    assert not browser.find_element(By.ID, "sliders").is_displayed()
+    slider = browser.find_element(By.ID, "temperature")
+    chip.click()
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert browser.find_element(By.CSS_SELECTOR, "output[for=temperature]").text == "0.81"
+    assert slider.get_attribute("aria-valuetext") == "0.81"

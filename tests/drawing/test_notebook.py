@@ -1,6 +1,7 @@
 """The page in a notebook's output: heads are clickable, and nothing is fetched."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,6 +12,7 @@ from tgen.checkpoint import model_dir
 from tgen.drawing.view_options import View
 from tgen.errors import UsageError
 from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import make_vocabulary
 
 By = pytest.importorskip("selenium.webdriver.common.by", reason="selenium is not installed").By
 # What nbconvert writes around the output of a cell.
@@ -114,6 +116,20 @@ def test_data_are_the_numbers_of_the_reports(model, inspector):
     printed = str(model.inspect("What is the king?", view="tokens"))
     assert "bits: surprisal" in printed
     assert all(line == line.rstrip() for line in printed.splitlines())
+
+
+def test_sliders_of_the_page_start_at_the_given_settings(model, inspect, inspector):
+    flags = ["--temperature", "0.5", "--top-k", "7"]
+    document = inspect("--html", "-", *flags).stdout.decode()
+    assert model.inspect("What is the king?", temperature=0.5, top_k=7).html == document
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', document)
+    data = json.loads(text)["next"]
+    assert data["settings"] == {"temperature": 0.5, "top_k": 7, "top_p": 1.0, "min_p": 0.0}
+    assert (data["first"], len(data["positions"])) == (0, len(inspector.ids))
+    logits = make_vocabulary(inspector.bundle).only_tokens(inspector.next_logits()[None])[0]
+    assert data["positions"][-1]["highest"] == pytest.approx(logits.max(), abs=1e-5)
+    with pytest.raises(UsageError, match="typical_p: no effect on this view"):
+        model.inspect("What is the king?", typical_p=0.5)
 
 
 def test_hostile_text_stays_text(model):

@@ -164,6 +164,7 @@ def sample_page(tokens: list[bytes], attention: list[AttentionReport], **changes
         "attention": attention,
         "heads": sample_heads(n_layers, n_heads),
         "lens": sample_lens(tokens),
+        "next_tokens": None,
         "checks": [Check(name="attention rows sum to 1", value=2e-7, limit=1e-5)],
         "picture": PICTURE,
     }

@@ -18,7 +18,7 @@ from tgen.inspection.inspector import Inspector
 
 _WIDTH = 100  # columns
 _HEIGHT = 860  # pixels of the frame of a page
-_PAGE_OPTIONS = {"layer", "head", "measure", "ablate", "scale"}
+_PAGE_OPTIONS = {"layer", "head", "measure", "ablate", "scale", "sampling"}
 _BLOCK = '<pre style="line-height: 1.25; overflow-x: auto; white-space: pre">{code}</pre>'
 
 
@@ -66,7 +66,7 @@ def inspect_view(
     Raises UsageError for options without effect on the view, and as `Inspector` does.
     """
     is_page = view is View.attention
-    options.check_used([View.attention, View.heads] if is_page else [view])
+    options.check_used([View.attention, View.heads] if is_page else [view], on_page=is_page)
     data: dict[str, Any] = {}
     if inspector.ids:
         data = {"ids": inspector.ids, "text": inspector.tokens}
@@ -82,6 +82,7 @@ def inspect_view(
             measure=options.measure,
             ablate=options.ablate,
             scale=options.scale,
+            sampling=options.sampling,
         )
         text = f"attention weights of heads: {len(page.attention)}; a notebook shows the page"
         data |= {view.value: _data(page.attention)}

@@ -55,6 +55,7 @@ SAMPLING_FIELDS = {"temperature", "top_k", "top_p"} | {
     if one.metadata.get("panel") in ("Penalties", "Other samplers")
     and one.name not in ("penalize_prompt", "dry_breakers")
 }
+SLIDERS = ("temperature", "top_k", "top_p", "min_p")  # sampling options of the page of all heads
 
 
 def _select(help_text: str, flag: str, metavar: str | None = None, **details: Any) -> Any:
@@ -130,9 +131,11 @@ class ViewOptions:
         defaults = {one.name: one.default for one in fields(ViewOptions)} | {"sampling": {}}
         return [name for name in sorted(VIEWS_BY_FIELD) if values[name] != defaults[name]]
 
-    def check_used(self, views: Collection[View]) -> None:
-        """Raise UsageError for an option without effect on these views."""
+    def check_used(self, views: Collection[View], *, on_page: bool = False) -> None:
+        """Raise UsageError for an option without effect on these views or the page of all heads."""
         for name in self.given:
+            if name == "sampling" and on_page and set(self.sampling) <= set(SLIDERS):
+                continue
             if not VIEWS_BY_FIELD[name] & set(views):
                 names = ", ".join(sorted(VIEWS_BY_FIELD[name]))
                 owner, one = (

@@ -122,7 +122,8 @@ def logits_record(logits: NDArray[np.floating], also: Iterable[int] = ()) -> dic
     highest. Above that it has the `ids` and `logits` of the highest 500 and of `also`, and for the
     others a histogram of logits: ascending `edges`, and `counts` of the bins between them.
     """
-    wide = np.asarray(logits, np.float64)
+    narrow = np.asarray(logits, np.float32)
+    wide = narrow.astype(np.float64)
     possible = wide > -np.inf
     highest, lowest = float(wide[possible].max()), float(wide[possible].min())
     if len(wide) <= MAX_PACKED:
@@ -130,7 +131,7 @@ def logits_record(logits: NDArray[np.floating], also: Iterable[int] = ()) -> dic
         levels = np.where(possible, 1 + np.rint(_LEVELS * (1 - np.sqrt(distance))), 0)
         packed = base64.b64encode(levels.astype("<u2").tobytes()).decode()
         return {"highest": highest, "range": highest - lowest, "packed": packed}
-    ids = sort_candidates(wide[None].astype(np.float32), _N_LISTED)[0][0].tolist()
+    ids = sort_candidates(narrow[None], _N_LISTED)[0][0].tolist()
     ids = [i for i in dict.fromkeys([*ids, *also]) if possible[i]]
     possible[ids] = False
     rest = wide[possible]

@@ -1,6 +1,6 @@
 """The entry point of inspection: one model, one text, every report."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from tgen.inspection.attention import (
     record_attention,
 )
 from tgen.inspection.heads import AblationKind, ablate_heads, measure_heads
-from tgen.inspection.hooks import token_batch
+from tgen.inspection.hooks import iterate_logits, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.position_encoding import position_encoding
@@ -193,6 +193,13 @@ class Inspector:
         """Return the logits (V,) of the token after position `query`."""
         x = self.model.hidden_states(token_batch(self.model, [self.ids]))[0, query]
         return self.model.logits(x).float().cpu().numpy()
+
+    @torch.no_grad()
+    def logits_backward(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits (V,) of the token after each position, from the last one on."""
+        x = self.model.hidden_states(token_batch(self.model, [self.ids]))[0].flip(0)
+        for _, logits in iterate_logits(self.model, x):
+            yield from logits.cpu().numpy()
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

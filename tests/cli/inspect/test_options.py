@@ -37,6 +37,7 @@ from tgen.tokenizer import train_char
         (["--view", "why", "--keys", "99"], "--keys"),
         (["--svg", "x.svg", "--csv", "./x.svg"], "--csv"),
         (["--html", "x.html", "--top", "3"], "--top"),
+        (["--html", "x.html", "--typical-p", "0.5"], "--typical-p"),
         (["--view", "tokens", "--cells", "num"], "--cells"),
         (["--view", "predict", "--layer", "1"], "--layer"),
         (["--hide-first", "--keys", "0:2"], "--hide-first"),

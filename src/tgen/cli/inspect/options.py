@@ -183,7 +183,7 @@ class InspectOptions(ViewOptions):
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""
         views = set(self.views) | ({View.heads, View.attention} if self.html else set())
-        self.check_used(views)
+        self.check_used(views, on_page=self.html is not None)
         whole = "--json" if self.json else next(iter(self.files), None)
         if whole and views & set(MATRIX_VIEWS):
             listing = VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)

@@ -140,6 +140,7 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
                 measure=options.measure,
                 ablate=options.ablate,
                 scale=options.scale,
+                sampling=options.sampling,
                 progress=progress,
             )
         contents["--html"] = page.html.encode()

@@ -10,23 +10,28 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tgen.config import SamplingConfig
 from tgen.drawing import Scale
 from tgen.drawing.colormap import RAMP
 from tgen.drawing.head_tables import COLUMN_MEANINGS, head_notes
 from tgen.drawing.heat_map import AUTO_SELECTED, attention_map
 from tgen.drawing.heat_map_files import svg
 from tgen.drawing.terminal_text import label
+from tgen.drawing.view_options import SLIDERS
 from tgen.errors import UsageError
+from tgen.generation.distribution import logits_record
 from tgen.inspection.attention import Measure
 from tgen.inspection.heads import AblationKind
 from tgen.inspection.inspector import Inspector
+from tgen.loaded_model import make_vocabulary
 from tgen.reports.inspection import (
     AttentionReport,
     Check,
@@ -39,9 +44,14 @@ from tgen.reports.number_format import count
 
 _SCALE = 65535  # stands for a weight of 1
 _STYLE = "page.css"
-_SCRIPTS = ("dom.js", "weights.js", "data.js", "matrix.js", "tables.js", "page.js")  # in this order
+# In this order. `samplers.js` is a module elsewhere.
+_SCRIPTS = (
+    *("dom.js", "weights.js", "data.js", "matrix.js", "tables.js"),
+    *("samplers.js", "next_token.js", "page.js"),
+)
 # Characters that could end a script element or one of its lines.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_MAX_NEXT_BYTES = 6 * 10**6  # bytes of logits: those of the last positions
 _MAX_PAGE_BYTES = 24 * 10**6  # bytes of weights: a browser opens the page without delay
 
 
@@ -58,20 +68,22 @@ def render_page(
     attention: Sequence[AttentionReport],
     heads: HeadsReport | None,
     lens: LensReport | None,
+    next_tokens: dict[str, Any] | None,
     checks: Sequence[Check],
     picture: str,
 ) -> str:
     """Return the HTML document.
 
     `attention`: matrices over the tokens of `text`, all of one measure. The page opens with the
-    auto-selected one, or with the first. `picture`: the SVG for browsers without scripts.
+    auto-selected one, or with the first. `next_tokens`: see `next_token_data`.
+    `picture`: the SVG for browsers without scripts.
     """
     (measure,) = {report.measure for report in attention}
     loader = PackageLoader("tgen.drawing.page", "")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     # The hashes are those of the sources as the browser reads them, without \r.
     style, *scripts = (
-        loader.get_source(environment, file)[0].replace("\r\n", "\n")
+        loader.get_source(environment, file)[0].replace("\r\n", "\n").replace("\nexport ", "\n")
         for file in (_STYLE, *_SCRIPTS)
     )
     data = {
@@ -83,6 +95,7 @@ def render_page(
         "heads": None if heads is None else asdict(heads) | {"notes": head_notes(heads)},
         "meanings": COLUMN_MEANINGS,
         "lens": None if lens is None else _lens_data(lens),
+        "next": next_tokens,
     }
     return environment.get_template("page.html.j2").render(
         policy=_content_policy(style, scripts),
@@ -98,6 +111,7 @@ def render_page(
         has_heads=heads is not None,
         has_window=any(report.window is not None for report in attention),
         has_lens=lens is not None,
+        has_next=next_tokens is not None,
         lens_answer=None if lens is None else label(lens.answer_text),
         lens_query=None if lens is None else lens.query,
         weights=[(_element_id(report), _packed_weights(report)) for report in attention],
@@ -173,6 +187,29 @@ def _lens_data(lens: LensReport) -> dict[str, Any]:
     }
 
 
+def next_token_data(inspector: Inspector, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the logits of the next token after each position, the last ones if the text is long,
+    the labels of the tokens, and the settings of the sliders at first."""
+    vocabulary, n = make_vocabulary(inspector.bundle), len(inspector.ids)
+    records: list[dict[str, Any]] = []
+    n_bytes = 0
+    for row in inspector.logits_backward():
+        records.append(logits_record(vocabulary.only_tokens(row[None])[0]))
+        n_bytes += len(json.dumps(records[-1]))
+        if n_bytes > _MAX_NEXT_BYTES:
+            break
+    size = inspector.config.vocab_size
+    ids = {i for one in records for i in one.get("ids", ())} or range(size)
+    labels = {i: label(inspector.tokenizer.token_bytes(i)) or f"#{i}" for i in ids}
+    config = SamplingConfig(**{**inspector.sampling_defaults, **sampling})
+    return {
+        "first": n - len(records),
+        "labels": labels,
+        "positions": records[::-1],
+        "settings": {name: getattr(config, name) for name in SLIDERS},
+    }
+
+
 def _facts(
     summary: ModelSummary, text: TextReport, attention: Sequence[AttentionReport]
 ) -> list[str]:
@@ -214,9 +251,11 @@ def attention_page(
     measure: Measure,
     ablate: AblationKind | None,
     scale: Scale = "sqrt",
+    sampling: Mapping[str, Any] = MappingProxyType({}),
     progress: Callable[[float], None] = lambda _: None,
 ) -> AttentionPage:
-    """Return the page of the selected heads, by default all.
+    """Return the page of the selected heads, by default all; `sampling` has fields of
+    SamplingConfig for the sliders.
 
     Raises UsageError if its weights would be too large for a browser, and as
     `Inspector.select_heads` does.
@@ -246,6 +285,7 @@ def attention_page(
         attention=attention,
         heads=heads,
         lens=None if inspector.config.post_norm else inspector.logit_lens(),
+        next_tokens=next_token_data(inspector, sampling),
         checks=inspector.checks,
         picture=svg(picture),
     )

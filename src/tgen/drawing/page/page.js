@@ -188,6 +188,7 @@ function render() {
   showTop(token);
   shadeText(token);
   const selected = state.direction === 'from' ? state.query : state.key;
+  showNext(selected);
   strip.forEach((chip, i) => {
     chip.tabIndex = i === selected ? 0 : -1;
     chip.setAttribute('aria-pressed', i === selected);
@@ -209,6 +210,7 @@ const strip = tokenButtons(byId('strip'), labels, {
 });
 const markHead =
   data.heads && byId('table') ? addHeadsTable((index) => select({ index })) : () => {};
+const showNext = data.next ? addNextToken() : () => {};
 if (byId('surprisal')) addSurprisal((token) => select(largestCell(token)));
 if (byId('lens')) addLensTable();
 byId('matrix').addEventListener('keydown', onMatrixKey);

@@ -5,7 +5,7 @@ export const DEFAULT_SAMPLERS = ['top_k', 'top_p', 'min_p', 'temperature'];
 const LEVELS = 65534;  /* of a packed logit; 0 stands for a token that is impossible */
 
 /* Decode all logits of a vocabulary: 16 bits each, little-endian, the square root of the distance
-   from the highest. Impossible tokens are missing. */
+   from the highest. Impossible tokens are missing, and the most likely come first. */
 export function unpackLogits({ highest, range, packed }) {
   const bytes = atob(packed);
   const candidates = [];
@@ -13,7 +13,7 @@ export function unpackLogits({ highest, range, packed }) {
     const level = bytes.charCodeAt(2 * id) | (bytes.charCodeAt(2 * id + 1) << 8);
     if (level) candidates.push({ id, logit: highest - range * (1 - (level - 1) / LEVELS) ** 2 });
   }
-  return candidates;
+  return candidates.sort((a, b) => b.logit - a.logit || a.id - b.id);
 }
 
 /* Return the candidates and the rest of a record of logits: all of them, or the highest and a
@@ -101,7 +101,8 @@ export function distribution(candidates, rest, settings) {
   shares(model).forEach((share, i) => {
     if (model[i].index >= 0) rows[model[i].index].model = share;
   });
-  const entries = makeEntries(candidates, rest, settings);
+  const entries = candidates.some(({ count }) => count)
+    ? makeEntries(candidates, rest, settings) : model.map((entry) => ({ ...entry }));
   const names = [...(settings.samplers ?? DEFAULT_SAMPLERS)];
   if (settings.temperature === 0 && !names.includes('temperature')) names.push('temperature');
   const steps = [];
