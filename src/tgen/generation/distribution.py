@@ -11,6 +11,7 @@ from tgen.config import SamplingConfig
 from tgen.errors import ModelError
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sample import (
+    SortedLogits,
     enabled_samplers,
     removed_candidates,
     softmax,
@@ -57,29 +58,34 @@ def sampling_distribution(
     chance = sampling.xtc_probability if "xtc" in sampling.samplers else 0.0
     acts = np.array([True] if chance == 1 else [False, True] if chance else [False])
     shares = np.array([1 - chance, chance]) if len(acts) == 2 else np.ones(1)
-    order, candidates = sort_candidates(processed, 0)
-    candidates = np.repeat(candidates, len(acts), axis=0)
-    before = np.take_along_axis(model_logits, order, axis=1).astype(np.float64)
-    before = np.repeat(before, len(acts), axis=0)
-    steps = [(PENALTIES, before, candidates)] if has_penalties else []
-    for name, apply in enabled_samplers(sampling, acts).items():
-        before, candidates = candidates, apply(candidates)
-        steps.append((name, before, candidates))
+    order, sorted_logits = sort_candidates(processed, 0)
+    left, candidates = order[0], np.repeat(sorted_logits, len(acts), axis=0)
     model = softmax(model_logits)[0]
-    probabilities, removed = [model], []
+    probabilities, steps = [model], []
     removed_by = np.zeros(len(model), np.int64)
-    by_id = np.empty_like(order[0])  # the inverse permutation
-    by_id[order[0]] = np.arange(len(by_id))
-    for i, (name, before, after) in enumerate(steps, 1):
-        probabilities.append((shares @ softmax(after))[by_id])
-        removed.append(removed_candidates(name, before, after)[-1])
-        removed_by[order[0][(before[-1] > -np.inf) & (after[-1] == -np.inf)]] = i
+
+    def add(name: str, before: SortedLogits, after: SortedLogits) -> None:
+        """Add a step for the candidates `left`; keep those that are left in any draw."""
+        nonlocal left, candidates
+        steps.append(removed_candidates(name, before, after)[-1])
+        by_id = np.zeros(len(model))
+        by_id[left] = shares @ softmax(after)
+        probabilities.append(by_id)
+        removed_by[left[(before[-1] > -np.inf) & (after[-1] == -np.inf)]] = len(steps)
+        is_left = (after > -np.inf).any(axis=0)
+        left, candidates = left[is_left], after[:, is_left]
+
+    if has_penalties:
+        before = np.take_along_axis(model_logits, order, axis=1).astype(np.float64)
+        add(PENALTIES, np.repeat(before, len(acts), axis=0), candidates)
+    for name, apply in enabled_samplers(sampling, acts).items():
+        add(name, candidates, apply(candidates))
     final = probabilities[-1]
     listed = sort_candidates(np.maximum(model, final)[None], top)[0][0].tolist()
-    listed += [i for i in dict.fromkeys(also) if i not in set(listed)]
-    names = ["", *(name for name, _, _ in steps)]
+    listed = [*dict.fromkeys([*listed, *also])]
+    names = ["", *(step.sampler for step in steps)]
     return SamplingDistribution(
-        steps=removed,
+        steps=steps,
         xtc_probability=chance,
         candidates=[
             CandidateProbabilities(
