@@ -293,7 +293,9 @@ def attribution_table(
     )
     lines = [title, *_token_rows(report, top=top, width=width)]
     if report.difference is None:
-        note = "a post-norm model has no residual stream, so its logit is no sum of contributions"
+        note = (
+            "a post-norm model has no residual stream: its logit cannot be split into contributions"
+        )
         return [*lines, Text(note, style="dim")]
     rows = table("component", ">contribution", "")
     largest = max((abs(part.logit) for part in report.contributions), default=1.0) or 1.0
@@ -348,10 +350,10 @@ def _token_rows(report: AttributionReport, *, top: int, width: int) -> list[Tabl
             else _percent(math.exp(one.log_probability_without)),
             ("█" if change >= 0 else "░") * length,
         )
+    if others := [one.logit or 0.0 for one in report.tokens if one not in shown]:
+        parts_of_others = [f"{sum(others):+z.2f}"] if has_parts else []
+        rows.add_row("", count(len(others), "other"), *parts_of_others, style="dim")
     if has_parts:
-        others = [one.logit or 0.0 for one in report.tokens if one not in shown]
-        if others:
-            rows.add_row("", count(len(others), "other"), f"{sum(others):+z.2f}", style="dim")
         names = {"embedding": "own embedding", "feed_forward": "feed-forward", "biases": "biases"}
         for field, name in names.items():
             rows.add_row("", name, f"{getattr(report, field):+z.2f}", style="dim")
