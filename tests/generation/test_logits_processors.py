@@ -179,11 +179,15 @@ def test_required_words_are_written_between_words():
     options["before"] = b"x "
     assert write(require, 2, **options) == b"ab"
     assert write(require, 3, **options) == b"ab"  # and the end, since the word must not grow
-    # A little earlier where the text would end the word.
-    options["preferred"] = b"."
-    assert write(SamplingConfig(require=["ab"]), 20, **options) == b"..... ab............"
-    assert write(require, 9, **options) == b".... ab.."
+    # A little earlier where the text would end the word with a space.
+    options |= {"preferred": b" ", "before": b"x"}
+    assert write(SamplingConfig(require=["ab"]), 20, **options) == b"     ab             "
+    assert write(require, 9, **options) == b"    ab   "
+    options |= {"preferred": b"."}
+    assert write(require, 9, **options) == b"...... ab"
     assert write(SamplingConfig(require=[".ab"]), 9, **options) == b".......ab"
+    with_words = SamplingConfig(require=["ab"], words="x", max_new_tokens=9)
+    assert write(with_words, 9, **options) == b".... ab.."
 
 
 def test_required_words_have_borders_whatever_the_model_writes(trained):

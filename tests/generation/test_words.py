@@ -21,6 +21,7 @@ from tgen.generation.words import (
     split_words,
 )
 from tgen.loaded_model import Decoding, open_model
+from tgen.tokenizer import train_char, train_words
 
 PIECES = ["a", "b", "é", "e\u0301", "'", "ab", "日", " ", ", ", "×", "\n", "b a", "—", "🦋"]
 ALL_BYTES = sorted({bytes([b]) for piece in PIECES for b in piece.encode()})
@@ -156,6 +157,21 @@ def test_texts_have_known_words_only(trained, more):
                 assert "a" not in text
             if "require" in more:
                 assert {b"crown", b"zebra"} <= split_words(whole)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [train_char([TEXT]), train_words([(TEXT, True)])], ids=["char", "word"]
+)
+def test_words_with_tokens_of_characters_and_words(tokenizer):
+    tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    words = b"The king said what na\xc3\xafve"
+    known = KnownWords(split_words(words), WordTokens.of(tokens))
+    random, text = np.random.default_rng(0), b""
+    for _ in range(300):
+        text += tokens[random.choice(allowed(known, text, len(tokens)))]
+    last = last_word(text)
+    assert split_words(text[: len(text) - len(last)]) <= split_words(words)
+    assert len(split_words(text)) >= 3
 
 
 def test_words_without_cache_and_in_batches(trained):

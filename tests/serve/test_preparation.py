@@ -11,7 +11,7 @@ from support.chats import HERMES_TOOLS
 from support.tools import request_of, with_template
 from tgen.chat import render
 from tgen.config import EngineOptions
-from tgen.errors import TgenError
+from tgen.errors import TgenError, UsageError
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve.http_error import HttpError, to_http
@@ -124,6 +124,25 @@ def test_strings_are_looked_up_before_the_engine_needs_them(loaded: LoadedModel)
     misses = loaded.vocabulary.completions.cache_info().misses
     LogitsProcessors(request.sampling, loaded.vocabulary)
     assert loaded.vocabulary.completions.cache_info().misses == misses
+
+
+def test_words_are_a_text_and_never_a_path(loaded: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("secret")
+    body = {"prompt": "Hi", "words": str(path)}
+    [request] = prepare(
+        loaded, parse(json.dumps(body).encode(), CompletionRequest, "m"), 9
+    ).requests
+    assert request.sampling.words == str(path).encode()
+    known = loaded.vocabulary.known_words(request.sampling)
+    assert known is loaded.vocabulary.known_words(request.sampling)  # the engine need not wait
+    for words in ("a" * 65_536, ["a"], 5):
+        with pytest.raises(HttpError) as caught:
+            parse(json.dumps({"prompt": "Hi", "words": words}).encode(), CompletionRequest, "m")
+        assert caught.value.param == "words"
+    body |= {"words": "a", "regex": "a"}
+    with pytest.raises(UsageError, match="words cannot be combined with regex"):
+        prepare(loaded, parse(json.dumps(body).encode(), CompletionRequest, "m"), 9)
 
 
 def test_notes_about_schemas_name_their_fields(loaded: LoadedModel) -> None:

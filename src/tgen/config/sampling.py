@@ -308,7 +308,8 @@ class SamplingConfig:
                 _check_text(name, value)
                 if isinstance(value, str):
                     require(_is_unicode(value), name, repr(value), "valid Unicode")
-        if self.words is not None:  # bytes have a hash that is stored
+        # Bytes store their hash; the messages of a check would take long for each row of an input.
+        if self.words is not None and not (self.words and isinstance(self.words, bytes)):
             self._set("words", raw(_check_text("words", self.words)))
         self._check_combinations()
 

@@ -239,13 +239,20 @@ class LogitsProcessors:
             if not missing:
                 logits[inner] = -np.inf
                 return
-            ends_word = not last_word(text[-TAIL_BYTES:]) or logits.argmax() not in inner
-            searches = starts_in_word(missing[0]) or self._words is not None
-            if n_spare > 0 and not (searches and ends_word):
+            if n_spare > 0 and not self._is_between_words(text, int(logits.argmax()), missing[0]):
                 return
             state.forced.update(enumerate(self.plan(text, missing), position))
         logits[:] = -np.inf
         logits[state.forced[position]] = 0
+
+    def _is_between_words(self, text: bytes, top_token: int, string: bytes) -> bool:
+        """Return whether a required string is written well after a text that the most likely token
+        would continue."""
+        if self._words is not None:  # any border: there may be none after another word
+            is_inner = bool(np.isin(top_token, self._vocabulary.inner_tokens))
+            return not is_inner or not last_word(text[-TAIL_BYTES:])
+        top = self._vocabulary.bytes_of(top_token)
+        return starts_in_word(string) and (top.startswith(b" ") or text.endswith(b" "))
 
     def plan(self, text: bytes, missing: Sequence[bytes]) -> list[int]:
         """Return the tokens that write the missing strings after a text, between words."""

@@ -161,7 +161,7 @@ class KnownWords:
         self._parts = self._find_parts()
         if not self._starts_word(b""):
             message = "words: the tokenizer can spell no word of the text"
-            raise UsageError(message, "name a text with words", field="words")
+            raise UsageError(message, "name another text", field="words")
         self.longest = max(map(len, self._sorted))  # bytes
         self._ending = {  # of the tokens that end a word, those that may be in a text
             word: np.array([one.id for one in parts if self._is_possible(one)], np.int64)

@@ -41,14 +41,14 @@ def generate(options: GenerateOptions) -> None:
     lists the JSON fields.
 
     With --chat, the prompt is a user's message, and the answer ends with the model's turn. With
-    --interactive, each line continues the text, or is one message of a chat. Text in a prompt never
-    becomes a control token.
+    --interactive, each line continues the text, or is one message of a chat; /help lists the
+    commands. Text in a prompt never becomes a control token.
 
-    Order of processing: penalties, --bias, --logit-bias, --ban, --require and the constraint change
-    the logits; then the samplers apply in the order of --samplers. Strings are matched as bytes,
-    across token boundaries. DRY subtracts multiplier * base^(n - allowed length) from the logit of
-    a token that would extend a repeat of n tokens. A constrained text ends when no token can
-    follow.
+    Order of processing: --words, penalties, --bias, --logit-bias, --ban, --require and the
+    constraint change the logits; then the samplers apply in the order of --samplers. Strings are
+    matched as bytes, across token boundaries. DRY subtracts multiplier * base^(n - allowed length)
+    from the logit of a token that would extend a repeat of n tokens. A constrained text ends when
+    no token can follow.
 
     Defaults come from the model's generation_config.json; flags override them. Under torchrun, the
     processes share the rows of --input, and one of them writes the texts in order.
