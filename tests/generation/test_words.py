@@ -1,6 +1,6 @@
 """A text spells only known words, whatever its tokens are."""
 
-import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -23,9 +23,9 @@ from tgen.generation.words import (
 from tgen.loaded_model import Decoding, open_model
 from tgen.tokenizer import train_char, train_words
 
-PIECES = ["a", "b", "é", "e\u0301", "'", "ab", "日", " ", ", ", "×", "\n", "b a", "—", "🦋"]
+PIECES = ["a", "b", "é", "e\u0301", "'", "ab", "日", "한", " ", ", ", "×", "\n", "b a", "—", "🦋"]
 ALL_BYTES = sorted({bytes([b]) for piece in PIECES for b in piece.encode()})
-WORDS = ["a", "ab", "abb", "é", "bé日", "b'a", "e\u0301a"]
+WORDS = ["a", "ab", "abb", "é", "bé한", "b'a", "e\u0301a"]
 
 
 def allowed(known, text, size, ends=()):
@@ -34,23 +34,29 @@ def allowed(known, text, size, ends=()):
     return np.flatnonzero(logits == 0).tolist()
 
 
+@cache
+def starts_of_separators():
+    """The first bytes of all characters outside words."""
+    characters = map(chr, (*range(0xD800), *range(0xE000, 0x110000)))
+    separators = (one.encode() for one in characters if not is_word_character(one))
+    return {one[:n] for one in separators for n in range(1, 4)}
+
+
 def is_possible(text, words):
-    """Whether more characters can turn a text into one of these words alone."""
+    """Whether more characters can turn a text into some of these words alone."""
     try:
-        characters = text.decode()
+        characters, rest = text.decode(), b""
     except UnicodeDecodeError as error:
         if error.reason != "unexpected end of data":
             return False
-        ends = [text[error.start :], *(w.encode() for w in (*words, "×", "—", "🦋", "日", "é"))]
-        start = text[: error.start]
-        return any(
-            is_possible(start + one, words)
-            for word in (*words, *PIECES)
-            for character in word
-            if (one := character.encode()).startswith(ends[0])
-        )
-    *whole, last = re.split("|".join(map(re.escape, " ,×\n—🦋")), characters)
-    return {*filter(None, whole)} <= {*words} and any(word.startswith(last) for word in words)
+        characters, rest = text[: error.start].decode(), text[error.start :]
+    spaced = "".join(one if is_word_character(one) else " " for one in characters)
+    *whole, last = spaced.split(" ")
+    if not {*filter(None, whole)} <= {*words}:
+        return False
+    if rest and rest in starts_of_separators() and last in (*words, ""):
+        return True
+    return any(word.encode().startswith(last.encode() + rest) for word in words)
 
 
 @given(
@@ -74,9 +80,9 @@ def test_tokens_are_allowed_if_and_only_if_words_can_follow(prompt, cut, tokens,
 
 
 def test_words_are_runs_of_letters_digits_marks_and_apostrophes():
-    text = "It's 'Tis o’er; e\u0301té_x 3rd\u00a0well-known 日本 का".encode() + b"\xffz"
+    text = "It's 'Tis o’er; e\u0301té_x 3rd\u00a0well-known 한국 का 日本ab日".encode() + b"\xffz"
     found = {word.decode() for word in split_words(text)}
-    wanted = "It's 'Tis o’er e\u0301té x 3rd well known 日本 का z"
+    wanted = "It's 'Tis o’er e\u0301té x 3rd well known 한국 का ab z"
     assert found == {*wanted.split()}
     assert not is_word_character("_")
     assert last_word(b"the ki") == b"ki"
@@ -86,6 +92,7 @@ def test_words_are_runs_of_letters_digits_marks_and_apostrophes():
 
 
 def test_borders_of_a_string():
+    assert [*find_borders("王".encode(), "国王说".encode(), 0)] == [True]  # no spaces there
     assert [*find_borders(b"king", b"kings, king, unking", 0)] == [True]
     assert [*find_borders(b"king", b"the king", 0)] == [False]
     assert [*find_borders(b"king", b"the king", 5)] == []

@@ -1,7 +1,8 @@
 """Words: where they begin and end, and the constraint that a text spells only known ones.
 
 A word is a maximal run of letters, digits, marks and apostrophes (' and ’); all other characters
-separate words. Words are compared byte by byte, upper and lower case are different.
+separate words, and so do those of scripts that write no spaces. Words are compared byte by byte,
+upper and lower case are different.
 """
 
 import codecs
@@ -19,12 +20,18 @@ from tgen.errors import UsageError
 
 MAX_WORD_BYTES = 200  # longer words of a text are unknown
 TAIL_BYTES = MAX_WORD_BYTES + 4  # of a text: enough for its last word
+_UNSPACED = (  # Thai, Lao; Myanmar; Khmer; kana and Han, with their extensions
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x9FFF)),
+    *((0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x3FFFF)),
+)
 _MAX_MASK_BYTES = 16 << 20  # of the cached masks of one text's words
 
 
 @lru_cache(maxsize=1 << 16)
 def is_word_character(character: str) -> bool:
     """Return whether a character belongs to words."""
+    if any(first <= ord(character) <= last for first, last in _UNSPACED):
+        return False
     is_mark = unicodedata.category(character).startswith("M")
     return character.isalnum() or character in "'’" or is_mark
 

@@ -15,7 +15,7 @@ from tgen.cli.generate.options import (
     literal_escapes,
     schema_notes,
 )
-from tgen.cli.options import check_output_file, flag_of, flags_in_errors, read_option
+from tgen.cli.options import check_output_file, flags_in_errors, read_option
 from tgen.config import SamplingConfig, raw
 from tgen.config.option import suggest
 from tgen.errors import UsageError
@@ -96,15 +96,15 @@ class Settings:
         default = SamplingConfig()
         values = {one.name: getattr(self._sampling, one.name) for one in fields(SamplingConfig)}
         return {
-            flag_of(SamplingConfig, name).lstrip("-"): value
+            name.replace("_", "-"): value
             for name, value in values.items()
             if name != "seed" and value != getattr(default, name)
         }
 
-    def value(self, name: str) -> Any:
-        """Return the value of an option; raises UsageError for an unknown name."""
+    def find(self, name: str) -> tuple[str, Any]:
+        """Return an option's name and value; raises UsageError for an unknown name."""
         field, _ = read_option(GenerateOptions, "sampling", name, _DEFAULT)
-        return getattr(self._sampling, field)
+        return field.replace("_", "-"), getattr(self._sampling, field)
 
 
 def run_command(session: "Session", line: bytes) -> None:
@@ -157,7 +157,8 @@ def _set(session: "Session", text: str) -> None:
     if value:
         settings.set(name, value, session.check)
     elif name:
-        console.print_status(f"{name.lstrip('-')} {_shown(settings.value(name))}")
+        option, one = settings.find(name)
+        console.print_status(f"{option} {_shown(one)}")
     else:
         changed = settings.changed()
         for option, one in changed.items():
