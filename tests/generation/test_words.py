@@ -1,6 +1,7 @@
 """A text spells only known words, whatever its tokens are."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -122,6 +123,15 @@ def test_tokens_that_lead_to_no_known_word_are_forbidden():
     for words in ([b"thx"], []):
         with pytest.raises(UsageError, match="words: the tokenizer can spell no word"):
             KnownWords(words, WordTokens.of(tokens))
+
+
+def test_more_words_than_tokens():
+    tokens = [b"a", b"b", b"c", b" ", b"ca", b"a c", b"ad", b"d a"]
+    words = [bytes(word) for word in product(b"abc", repeat=3)]
+    known = KnownWords(words, WordTokens.of(tokens))
+    assert allowed(known, b"", 8) == [0, 1, 2, 3, 4]
+    assert allowed(known, b"ab", 8) == [0, 1, 2, 5]
+    assert allowed(known, b"abc", 8) == [3]
 
 
 def test_required_words_are_known_and_banned_ones_are_not():

@@ -267,8 +267,10 @@ class LogitsProcessors:
         return ids
 
     def _max_size(self, string: bytes) -> int:
+        """Return the number of tokens of a required string, after the longest border."""
         borders = self._borders if starts_in_word(string) else []
-        return max(len(self._vocabulary.encode(border + string)) for border in (b"", *borders))
+        possible = [border + string for border in borders if self._can_write(border + string)]
+        return max(len(self._vocabulary.encode(one)) for one in (string, *possible))
 
     def _can_write(self, string: bytes, text: bytes = b"") -> bool:
         """Return whether a string can follow a text without a banned or stop string, in tokens."""

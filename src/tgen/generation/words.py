@@ -205,8 +205,7 @@ class KnownWords:
         else:
             if is_whole and b"" in self._ending:
                 forbidden[self._ending[b""]] = False
-            rests = self._rests(word)
-            for part in {rest[:n] for rest in rests for n in range(1, len(rest) + 1)}:
+            for part in self._find_next_parts(word):
                 if part in tokens.inner and self._starts_word(word + part):
                     forbidden[tokens.inner[part]] = False
                 if part in self._ending and word + part in self._known:
@@ -239,12 +238,15 @@ class KnownWords:
         at = bisect_left(self._sorted, word)
         return at < len(self._sorted) and self._sorted[at].startswith(word)
 
-    def _rests(self, word: bytes) -> Iterator[bytes]:
-        """Yield the rest of each known word that starts with `word`."""
-        for at in range(bisect_left(self._sorted, word), len(self._sorted)):
-            if not self._sorted[at].startswith(word):
-                return
-            yield self._sorted[at][len(word) :]
+    def _find_next_parts(self, word: bytes) -> set[bytes]:
+        """Return the parts of words that may follow a part: those of all known words that start
+        with it, or if these are many, those of all tokens."""
+        start, end = (bisect_left(self._sorted, text) for text in (word, word + b"\xff"))
+        tokens = self._tokens
+        if end - start > len(tokens.inner) + len(tokens.ending):
+            return {*tokens.inner, *tokens.ending} - {b""}
+        rests = [known[len(word) :] for known in self._sorted[start:end]]
+        return {rest[:n] for rest in rests for n in range(1, len(rest) + 1)}
 
     def _find_parts(self) -> set[bytes] | None:
         """Return the starts of known words that tokens can complete; None: all of them, since the
