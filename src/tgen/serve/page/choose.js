@@ -24,7 +24,7 @@ export class Choose {
       const output = make('output', {});
       input.addEventListener('input', () => { this.write(name); this.draw(); });
       this.inputs[name] = { input, output, off };
-      byId('sliders').append(make('label', {}, label, input, output));
+      byId('samplers').append(make('label', {}, label, input, output));
     }
   }
 
