@@ -217,6 +217,8 @@ def test_every_option_accepts_or_refuses_odd_values(
     }[command]
     answers = set()
     for _, name, value in [row for row in TABLE if row[0] == command]:
+        if name == "--live":  # serves until a signal
+            continue
         typed = {None: [name], "twice": [name, "1", name, "2"]}.get(value, [name, value])
         flag = next(p for p in COMMANDS[command].params if name in p.opts).is_flag
         if flag:  # alone, with a value, twice

@@ -29,6 +29,9 @@ def inspect(options: InspectOptions) -> None:
         print_training_log(locations[0].path, json_output=options.json, quiet=options.quiet)
         return
     text = None
+    if options.live:
+        _show_live(options)
+        return
     if options.needs_text:
         text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
     if text is not None and options.only_sources:
@@ -70,6 +73,26 @@ def inspect(options: InspectOptions) -> None:
         output.print_json(inspectors[0], options)
     else:
         output.print_tables(inspectors[0], options)
+
+
+def _show_live(options: InspectOptions) -> None:
+    """Serve the model on a free port, and open its page."""
+    from tgen.cli.serve import ServeOptions, run_server
+    from tgen.config import EngineOptions
+
+    text = b""
+    if options.prompt_flag:
+        text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
+    served = ServeOptions(
+        model=options.model,
+        adapter=[options.adapter] if options.adapter else [],
+        port=0,
+        open_page=True,
+        log="off",
+        quiet=options.quiet,
+        engine=EngineOptions(device=options.device),
+    )
+    run_server(served, text=text)
 
 
 command = make_command(inspect, InspectOptions, PANELS)

@@ -1,7 +1,7 @@
 """The views and options of `tgen inspect`, and which can be combined: checked without torch."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _FILES = "Files"
 PANELS = (SELECTION, SAMPLING, DRAWING, _FILES, "Output")
 _VIEWS_WITHOUT_CSV = (View.model, View.training, View.verify)
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
+_LIVE_FIELDS = {"live", "prompt", "prompt_file", "model", "adapter", "device", "quiet"}
 _PICTURES = ("--svg", "--png", "--vega")
 
 
@@ -58,6 +59,11 @@ class InspectOptions(ViewOptions):
         default_factory=list,
         metavar="VIEW",
         shown_default="attention",
+    )
+    live: bool = option(
+        False,
+        "Open the live page of tgen serve in a browser; it continues the text.",
+        "--live",
     )
     device: Device = device_option()
     tail: bool = option(
@@ -85,6 +91,8 @@ class InspectOptions(ViewOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.live:
+            self._check_live()
         self._check_views()
         self._check_files()
         self._check_unused()
@@ -127,6 +135,16 @@ class InspectOptions(ViewOptions):
     def only_sources(self) -> bool:
         """Whether only the training text is searched, so that no model is loaded."""
         return self.views == [View.sources] and set(self.files) <= {"--csv"}
+
+    def _check_live(self) -> None:
+        """Raise UsageError for an option that the live page does not use."""
+        for one in fields(self):
+            default = one.default_factory() if callable(one.default_factory) else one.default
+            if one.name not in _LIVE_FIELDS and getattr(self, one.name) != default:
+                flag = (
+                    "a sampling option" if one.name == "sampling" else flag_of(type(self), one.name)
+                )
+                raise UsageError(f"{flag} cannot be combined with --live", f"remove {flag}")
 
     def _check_views(self) -> None:
         views, files = self.views, self.files
