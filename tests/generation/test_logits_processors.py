@@ -11,6 +11,7 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, Repeats, dry, missing_strings
+from tgen.generation.sequence import Request, SequenceState, check_request
 from tgen.generation.vocabulary import Completions, TokenIndex, Vocabulary
 from tgen.generation.words import find_borders
 
@@ -175,6 +176,8 @@ def test_required_words_are_written_between_words():
     assert write(require, 3, **options) == b" ab"
     assert write(SamplingConfig(require=["ab", "ca"]), 9, **options) == b"xxx ab ca"
     assert write(SamplingConfig(require=["ab"], ban=["x a"]), 9, **options) == b"xxxxxx\nab"
+    after_space = options | {"before": b"x "}
+    assert write(SamplingConfig(require=["ab"], ban=[" a"]), 3, **after_space) == b"\nab"
     assert write(SamplingConfig(require=[".ab"]), 9, **options) == b"xxxxxx.ab"
     options["before"] = b"x "
     assert write(require, 2, **options) == b"ab"
@@ -188,6 +191,53 @@ def test_required_words_are_written_between_words():
     assert write(SamplingConfig(require=[".ab"]), 9, **options) == b".......ab"
     with_words = SamplingConfig(require=["ab"], words="x", max_new_tokens=9)
     assert write(with_words, 9, **options) == b".... ab.."
+
+
+LETTERS = ["a", "b", "é", " ", ",", ".", "-", "\n", "'", "日"]
+WORD = st.text("abé'", min_size=1, max_size=5)
+STRING = st.one_of(WORD, WORD.map(", {}".format), WORD.map("{}.".format), WORD.map("a {}".format))
+
+
+@given(
+    prompt=st.text(LETTERS, min_size=1, max_size=6),
+    more=st.lists(st.text(LETTERS, min_size=2, max_size=4).map(str.encode), max_size=20),
+    strings=st.lists(STRING, min_size=1, max_size=3),
+    words=st.none() | st.lists(WORD, min_size=1, max_size=8).map(" ".join),
+    stop=st.sampled_from([(), ("b b",), (" a",), ("..",)]),
+    n=st.integers(1, 40),
+    seed=st.integers(0, 999),
+)
+def test_required_strings_are_always_written(prompt, more, strings, words, stop, n, seed):
+    tokens = [b"", *sorted({bytes([i]) for text in LETTERS for i in text.encode()}), *more]
+
+    def encode(data):
+        ids = []
+        while data:
+            longest = max((one for one in tokens if one and data.startswith(one)), key=len)
+            ids.append(tokens.index(longest))
+            data = data[len(longest) :]
+        return ids
+
+    vocabulary = Vocabulary(tokens, [0], encode)
+    try:
+        sampling = SamplingConfig(require=strings, max_new_tokens=n, words=words, stop=stop)
+        request = Request(encode(prompt.encode()), sampling)
+        check_request(request, vocabulary, 1000)
+    except UsageError:  # for example, there is too little room
+        return
+    processors = LogitsProcessors(sampling, vocabulary)
+    state, text, finish = SequenceState(0, request, vocabulary, processors, 1000), b"", None
+    random = np.random.default_rng(seed)
+    while finish is None:
+        logits = random.normal(size=len(tokens)).astype(np.float32)
+        state.process_logits(logits)
+        token = int(logits.argmax())
+        _, finish = state.append(token)
+        text += tokens[token]
+    if state.complete:
+        required = [one.encode() for one in strings]
+        whole, n_prompt = prompt.encode() + text, len(prompt.encode())
+        assert missing_strings(required, whole, n_prompt) == []
 
 
 def test_required_words_have_borders_whatever_the_model_writes(trained):

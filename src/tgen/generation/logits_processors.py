@@ -234,6 +234,9 @@ class LogitsProcessors:
             n_spare = n_left - sum(self._sizes[string] for string in uncertain)
             if not uncertain or n_spare > self._n_searched:
                 return
+            if self._words is not None:
+                crossing = self._words.crossing  # the word that they begin may be too long
+                logits[crossing[crossing < len(logits)]] = -np.inf
             inner = self._vocabulary.inner_tokens
             inner = inner[inner < len(logits)]
             if not missing:
@@ -258,10 +261,12 @@ class LogitsProcessors:
         """Return the tokens that write the missing strings after a text, between words."""
         ids: list[int] = []
         for string in missing:
-            border = b""
-            if starts_in_word(string) and _needs_border(text):
-                possible = (one for one in self._borders if self._can_write(one + string, text))
-                border = next(possible, b"")
+            borders = [] if _needs_border(text) else [b""]
+            borders += self._borders
+            if not starts_in_word(string):
+                borders = [b""]
+            possible = (one for one in borders if self._can_write(one + string, text))
+            border = next(possible, b"")
             text = text[-TAIL_BYTES:] + border + string
             ids += self._vocabulary.encode(border + string)
         return ids

@@ -174,6 +174,9 @@ class KnownWords:
             word: np.array([one.id for one in parts if self._is_possible(one)], np.int64)
             for word, parts in tokens.ending.items()
         }
+        ending = [(word, one) for word, parts in tokens.ending.items() for one in parts]
+        crossing = [one.id for word, one in ending if word and one.tail]
+        self.crossing = np.array(crossing, np.int64)  # tokens that end a word and begin another
         n_masks = max(16, 8 * _MAX_MASK_BYTES // max(1, len(tokens.tokens)))
         self._forbidden = lru_cache(maxsize=n_masks)(self._find_forbidden)
 
