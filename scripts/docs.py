@@ -37,6 +37,7 @@ PICTURES_DIR = ROOT / "docs" / "pictures"
 PAGES = (
     "README.md",
     "docs/tutorial.md",
+    "docs/lesson.md",
     "docs/tuning.md",
     "docs/train.md",
     "docs/generate.md",
