@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-from support.browser import open_browser  # noqa: E402
+from versus.chromium import open_chromium  # noqa: E402
 
 MODEL = ROOT / "models" / "shakespeare"
 # Name: width, height, tab, and the elements that it waits for.
@@ -42,7 +42,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as profile,
         serving() as url,
-        open_browser(Path(profile)) as browser,
+        open_chromium(Path(profile)) as browser,
     ):
         wait = WebDriverWait(browser, 60)
         browser.get(url)

@@ -263,8 +263,14 @@ class Service:
         if not isinstance(name, str):
             raise bad_request("model: expected a string", "model")
         served = await self._open_model(request, name)
-        n_texts = lambda: served.n_texts  # noqa: E731
-        return JSONResponse(await self._inspection.inspect(view, served.model, values, n_texts))
+        work = partial(self._inspection.inspect, view, served.model, values)
+        answer: dict[str, Any] = {}
+
+        async def inspect() -> None:
+            answer.update(await work(lambda: served.n_texts))
+
+        await self._while_open(request, inspect())
+        return JSONResponse(answer)
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""

@@ -62,16 +62,17 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/* Return a function that runs `work` with the newest arguments only: what comes meanwhile replaces
-   what waits, and an answer that is not the newest is dropped. */
+/* Return a function that runs `work(signal, ...values)`; the next call aborts it. */
 export function newestOnly(work, onError) {
-  let number = 0;
+  let controller = new AbortController();
   return async (...values) => {
-    const own = ++number;
+    controller.abort();
+    controller = new AbortController();
+    const { signal } = controller;
     try {
-      await work(() => own === number, ...values);
+      await work(signal, ...values);
     } catch (error) {
-      if (own === number) onError(error);
+      if (!signal.aborted) onError(error);
     }
   };
 }

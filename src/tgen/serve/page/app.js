@@ -196,9 +196,8 @@ function clear() {
   setError(null);
 }
 
-const openModel = newestOnly(async (isNewest, name) => {
-  const opened = await ask('tgen/model', { model: name });
-  if (!isNewest()) return;
+const openModel = newestOnly(async (signal, name) => {
+  const opened = await ask('tgen/model', { model: name }, signal);
   clear();
   facts = opened;
   byId('model-name').textContent = facts.name;

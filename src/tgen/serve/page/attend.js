@@ -71,9 +71,8 @@ export class Attend {
     }
   }
 
-  async fetchHeads(isNewest) {
-    const answer = await ask('tgen/heads', { model: this.facts.name, ids: this.ids });
-    if (!isNewest()) return;
+  async fetchHeads(signal) {
+    const answer = await ask('tgen/heads', { model: this.facts.name, ids: this.ids }, signal);
     const box = byId('thumbnails');
     const heads = answer.pictures[0].map((_, head) => head);
     box.style.setProperty('--heads', heads.length);
@@ -104,10 +103,10 @@ export class Attend {
     return canvas;
   }
 
-  async fetchMatrix(isNewest) {
+  async fetchMatrix(signal) {
     const { ids, layer, head } = this;
-    const answer = await ask('tgen/attention', { model: this.facts.name, ids, layer, head });
-    if (!isNewest()) return;
+    const body = { model: this.facts.name, ids, layer, head };
+    const answer = await ask('tgen/attention', body, signal);
     byId('attend-about').textContent = `Layer ${layer}, head ${head}`;
     const values = unpack(answer.weights);
     this.matrix = { size: ids.length, window: answer.window, values };

@@ -64,11 +64,10 @@ export class Choose {
     this.load();
   }
 
-  async fetch(isNewest) {
+  async fetch(signal) {
     if (!this.ids.length || this.ids.length > this.facts.context) return;
     const { ids, facts } = this;
-    const answer = await ask('tgen/next', { model: facts.name, ids });
-    if (!isNewest()) return;
+    const answer = await ask('tgen/next', { model: facts.name, ids }, signal);
     this.logits = readLogits(answer.logits);
     for (const token of answer.likely) this.names.set(token.id, token);
     this.draw();

@@ -6,7 +6,7 @@ import { percent } from './text.js';
 const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
 
 const WHY = 'The parts sum to the logit, with the scales of the norms held constant; “without it” is ' +
-  'the change of the logit when the model runs on the text without the token (the last 32).';
+  'the change of the logit when the model runs on the text without the token (the last 32, fewer in long texts).';
 
 const setAbout = (text) => { byId('inside-about').textContent = text; };
 
@@ -77,18 +77,16 @@ export class Inside {
     this.load(ids, query, tokens[query + 1]?.id, tokens.map(({ label }) => label));
   }
 
-  async fetch(isNewest, ids, query, target, labels) {
+  async fetch(signal, ids, query, target, labels) {
     setAbout('computing …');
     const body = { model: this.facts.name, ids, query };
     if (this.facts.residual_stream) {
-      const lens = await ask('tgen/lens', body);
-      if (!isNewest()) return;
+      const lens = await ask('tgen/lens', body, signal);
       drawLens(lens, labels);
     } else {
       byId('lens').replaceChildren();
     }
-    const why = await ask('tgen/why', target === undefined ? body : { ...body, target });
-    if (!isNewest()) return;
+    const why = await ask('tgen/why', target === undefined ? body : { ...body, target }, signal);
     drawWhy(why, labels);
     setAbout(this.facts.residual_stream ? WHY :
       'The logit lens needs a residual stream, which a post-norm model does not have.');

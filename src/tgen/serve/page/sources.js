@@ -2,10 +2,9 @@
 
 import { ask, newestOnly } from './api.js';
 
-const load = newestOnly(async (isNewest, model, text) => {
+const load = newestOnly(async (signal, model, text) => {
   byId('sources-about').textContent = 'searching …';
-  const { passages } = await ask('tgen/sources', { model, text });
-  if (!isNewest()) return;
+  const { passages } = await ask('tgen/sources', { model, text }, signal);
   byId('sources-about').textContent = passages.length
     ? 'The longest passages first, with the places in the training text.'
     : 'The training text repeats no part of this phrase.';
