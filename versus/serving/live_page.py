@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, "live_page.json")
     parser.add_argument("--shape", default="12M")
     parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--moves", type=int, default=50, help="key presses per view")
+    parser.add_argument("--moves", type=int, default=20, help="key presses per view")
     quick = {"shape": "tiny", "tokens": 40, "moves": 2}
     harness.run(measure, harness.parse(parser, arguments, quick))
 

@@ -248,7 +248,11 @@ class Service:
             if not isinstance(name, str):
                 raise bad_request("model: expected a string", "model")
             served = await self._open_model(request, name)
-            return JSONResponse(await run(describe, served.model, served.source.name, values))
+
+            async def work() -> dict[str, Any]:
+                return await run(describe, served.model, served.source.name, values)
+
+            return await self._answer_while_open(request, work())
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
@@ -263,13 +267,19 @@ class Service:
         if not isinstance(name, str):
             raise bad_request("model: expected a string", "model")
         served = await self._open_model(request, name)
-        work = partial(self._inspection.inspect, view, served.model, values)
+        work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
+        return await self._answer_while_open(request, work)
+
+    async def _answer_while_open(
+        self, request: Request, work: Coroutine[Any, Any, dict[str, Any]]
+    ) -> Response:
+        """Answer with a result, unless the client leaves before; errors as in `_while_open`."""
         answer: dict[str, Any] = {}
 
-        async def inspect() -> None:
-            answer.update(await work(lambda: served.n_texts))
+        async def wait() -> None:
+            answer.update(await work)
 
-        await self._while_open(request, inspect())
+        await self._while_open(request, wait())
         return JSONResponse(answer)
 
     async def _create(self, request: Request, read: _Reader) -> Response:

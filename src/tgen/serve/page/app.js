@@ -9,6 +9,7 @@ import { addSources } from './sources.js';
 import { measureCache } from './time.js';
 import { TokenText, showAlternatives } from './text.js';
 
+const PACE = 80;  /* milliseconds between new tokens in the text: drawing takes long, too */
 const TOP = 10;  /* alternatives per token */
 const VIEWS = ['choose', 'attend', 'inside', 'sources', 'time'];
 
@@ -54,9 +55,8 @@ function select(index) {
 /* Update the open view: the others compute nothing. */
 function showView() {
   const view = VIEWS.find((name) => !byId(name).hidden);
-  if (!facts || !tokens.length) return;
+  if (running || !facts || !tokens.length) return;  /* writing needs the CPU */
   if (view === 'choose') choose.show(branches.current, selected);
-  if (running) return;
   if (view === 'attend') attend.show(tokens, selected);
   if (view === 'inside') inside.show(tokens, selected);
 }
@@ -101,6 +101,7 @@ async function write(branch, parent) {
   } finally {
     if (running === controller) {
       running = null;
+      showNewTokens(branch);
       byId('stop').disabled = true;
       branches.draw();
       showView();
@@ -113,22 +114,29 @@ const textOf = (branch) => new TextDecoder().decode(
 
 async function receive(branch, body, signal) {
   const began = performance.now();
+  let shown = began;
   for await (const event of stream('tgen/generate', body, signal)) {
     if ('seed' in event) branch.seed = event.seed;
     if (!event.tokens) continue;
     const added = read(event.tokens);
     branch.tokens.push(...added);
-    if (branches.current === branch) {
-      text.add(added, { isPrompt: false });
-      select(tokens.length - 1);
-      showCommand();
-    }
+    const now = performance.now();
+    if (now - shown < PACE && !added.at(-1).finish) continue;
+    shown = now;
+    showNewTokens(branch);
     const n = branch.tokens.length - branch.nPrompt;
     const seconds = (performance.now() - began) / 1000;
     const { finish } = added.at(-1);
     const why = { stop: ' · the text ended', length: '', context: ' · the context is full' }[finish];
     setStatus(`${n} tokens · ${(n / seconds).toFixed(0)} tokens/s${why ?? ' …'}`);
   }
+}
+
+function showNewTokens(branch) {
+  if (branches.current !== branch) return;
+  text.add(tokens.slice(text.chips.length), { isPrompt: false });
+  select(tokens.length - 1);
+  showCommand();
 }
 
 function showBranch(branch) {

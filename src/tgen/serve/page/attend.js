@@ -124,7 +124,7 @@ export class Attend {
     }
     const keys = sortedWeights(this.matrix, query, 'from').slice(0, LOOKS);
     this.view.colors = this.colors;
-    this.view.relabel(labels);
+    if (this.matrix !== this.view.painted) this.view.relabel(labels);
     this.view.show(this.matrix, { query, key: keys[0].key }, { follow: true });
     byId('matrix').setAttribute('aria-label',
       `Attention weights of layer ${this.layer}, head ${this.head}`);
