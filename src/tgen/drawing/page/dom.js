@@ -29,17 +29,18 @@ function tokenText(label) {
   return space ? [make('span', { className: 'space' }, space), rest] : [rest];
 }
 
-/* Add one button per token, with one Tab stop; `onHover` receives the token under the pointer or
-   null, `onSelect` the token clicked or reached by keyboard. */
-function tokenButtons(box, labels, { onHover, onSelect }) {
-  const buttons = labels.map((label, i) => {
-    const properties = { type: 'button', className: 'chip', tabIndex: -1, 'data-token': i };
-    return make('button', properties, ...tokenText(label));
-  });
-  buttons.forEach((button, i) => {
-    box.append(button);
-    if (labels[i].endsWith('⏎')) box.append(make('br'));
-  });
+/* Append the button of a token, and a line break after a token that ends a line. */
+function addToken(box, label, index, className = 'chip') {
+  const properties = { type: 'button', className, tabIndex: -1, 'data-token': index };
+  const button = make('button', properties, ...tokenText(label));
+  box.append(button);
+  if (label.endsWith('⏎')) box.append(make('br'));
+  return button;
+}
+
+/* Listen to the buttons of tokens, which may become more; `onHover` receives the token under the
+   pointer or null, `onSelect` the token clicked or reached by keyboard. */
+function listenToTokens(box, buttons, { onHover, onSelect }) {
   const tokenAt = (event) => {
     const button = event.target.closest('button');
     return button ? Number(button.dataset.token) : null;
@@ -49,12 +50,18 @@ function tokenButtons(box, labels, { onHover, onSelect }) {
   box.addEventListener('click', (event) => tokenAt(event) !== null && onSelect(tokenAt(event)));
   box.addEventListener('keydown', (event) => {
     const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-    const ends = { Home: 0, End: labels.length - 1 }[event.key];
+    const ends = { Home: 0, End: buttons.length - 1 }[event.key];
     if (step === undefined && ends === undefined) return;
-    const next = ends ?? Math.min(Math.max(tokenAt(event) + step, 0), labels.length - 1);
+    const next = ends ?? Math.min(Math.max(tokenAt(event) + step, 0), buttons.length - 1);
     event.preventDefault();
     onSelect(next);
     buttons[next].focus();
   });
+}
+
+/* Add one button per token, with one Tab stop. */
+function tokenButtons(box, labels, listeners) {
+  const buttons = labels.map((label, i) => addToken(box, label, i));
+  listenToTokens(box, buttons, listeners);
   return buttons;
 }

@@ -19,7 +19,7 @@ let selected = -1;  /* index of a token */
 let messages = [];  /* of a chat */
 let running = null;  /* an AbortController while a text is generated */
 
-const text = new TokenText(byId('text'), { onPoint: pointAt, onSelect: select });
+const text = new TokenText(byId('text'), { onHover: pointAt, onSelect: select });
 const branches = new Branches(byId('branches'), showBranch);
 const choose = new Choose();
 const attend = new Attend({ onSelect: select });

@@ -12,53 +12,28 @@ export function barRow(share, name, value, properties = {}) {
 }
 
 export class TokenText {
-  /* `onPoint` receives the index of the token under the pointer or null, `onSelect` the token that
-     is clicked or reached by keyboard. */
-  constructor(box, { onPoint, onSelect }) {
+  constructor(box, listeners) {
     this.box = box;
     this.chips = [];
     this.selected = -1;
-    const at = (event) => {
-      const chip = event.target.closest('button');
-      return chip ? Number(chip.dataset.token) : null;
-    };
-    box.addEventListener('pointerover', (event) => onPoint(at(event)));
-    box.addEventListener('pointerleave', () => onPoint(null));
-    box.addEventListener('click', (event) => at(event) !== null && onSelect(at(event)));
-    box.addEventListener('keydown', (event) => {
-      const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-      const ends = { Home: 0, End: this.chips.length - 1 }[event.key];
-      if (step === undefined && ends === undefined) return;
-      event.preventDefault();
-      const last = this.chips.length - 1;
-      const next = ends ?? Math.min(Math.max(this.selected + step, 0), last);
-      onSelect(next);
-      this.chips[next].focus();
-    });
+    listenToTokens(box, this.chips, listeners);
   }
 
   clear() {
     this.box.replaceChildren();
-    this.chips = [];
+    this.chips.length = 0;
     this.selected = -1;
   }
 
   /* Append tokens of the prompt or of the model. */
   add(tokens, { isPrompt }) {
-    const nodes = [];
     for (const { label, logprob } of tokens) {
-      const properties = {
-        type: 'button', className: isPrompt ? 'chip prompt' : 'chip', tabIndex: -1,
-        'data-token': this.chips.length,
-      };
-      const chip = make('button', properties, ...tokenText(label));
+      const className = isPrompt ? 'chip prompt' : 'chip';
+      const chip = addToken(this.box, label, this.chips.length, className);
       const bits = logprob === null ? 0 : -logprob / Math.LN2;
       chip.style.setProperty('--share', Math.min(bits / FULL_COLOR_BITS, 1));
       this.chips.push(chip);
-      nodes.push(chip);
-      if (label.endsWith('⏎')) nodes.push(make('br'));
     }
-    this.box.append(...nodes);
   }
 
   select(index) {
