@@ -155,7 +155,7 @@ def test_policy_allows_only_the_pages_own_scripts_and_style():
     source_hash = lambda text: (  # noqa: E731
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
     )
-    assert len(scripts) == 8
+    assert scripts
     assert rules["default-src"] == ["'none'"]
     assert rules["script-src"] == [source_hash(script) for script in scripts]
     assert rules["style-src"] == [source_hash(style) for style in parsed.all("style")]

@@ -90,7 +90,7 @@ class Page:
     def set_slider(self, name: str, value: float) -> None:
         self.run(
             "const [name, value] = arguments;"
-            "const input = document.getElementById(`slider-${name}`); input.value = value;"
+            "const input = document.getElementById(name); input.value = value;"
             "input.dispatchEvent(new Event('input'));",
             name,
             value,

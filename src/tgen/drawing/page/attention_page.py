@@ -47,7 +47,7 @@ _STYLE = "page.css"
 # In this order. `samplers.js` is a module elsewhere.
 _SCRIPTS = (
     *("dom.js", "weights.js", "data.js", "matrix.js", "tables.js"),
-    *("samplers.js", "next_token.js", "page.js"),
+    *("samplers.js", "sliders.js", "next_token.js", "page.js"),
 )
 # Characters that could end a script element or one of its lines.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

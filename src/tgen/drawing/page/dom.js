@@ -14,6 +14,17 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+/* Return a row of a list of bars; `share` from 0 to 1 is the length of its bar. */
+function barRow(share, name, value, properties = {}) {
+  const row = make('li', properties, make('span', { className: 'name' }, ...name),
+    make('span', { className: 'value' }, value));
+  row.style.setProperty('--share', Math.min(Math.max(share, 0), 1));
+  return row;
+}
+
+const percent = (p) =>
+  (p && p < 0.00005 ? '< 0.01%' : `${(100 * p).toFixed(p < 0.1 ? 2 : 1)}%`);
+
 /* Scroll only `box`, until a rectangle in it is visible. */
 function reveal(box, x, y, width, height) {
   const margin = 6;

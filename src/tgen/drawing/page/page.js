@@ -141,10 +141,7 @@ function showTop(token) {
     make('b', { className: 'token' }, data.tokens[token].label), ` (${token})`);
   const line = (weight, terms, ...name) => {
     const text = weightText(weight, terms).padEnd('0.00000'.length, FIGURE_SPACE);
-    const item = make('li', {},
-      make('span', { className: 'name' }, ...name), make('span', { className: 'value' }, text));
-    item.style.setProperty('--share', Math.min(weight, 1));
-    return item;
+    return barRow(weight, name, text);
   };
   const lines = top.map(({ weight, token: other }) =>
     line(weight, 1, make('small', {}, other), ' ', ...tokenText(data.tokens[other].label)));

@@ -128,7 +128,7 @@ function addSurprisal(onSelect) {
     if (surprisal === null) line.append(': first token, not predicted.');
     else line.append(
       `: ${surprisal.toFixed(2)} bits, rank ${rank}. Most likely: `,
-      make('b', { className: 'token' }, top), ` (${(100 * probability).toFixed(1)}%).`);
+      make('b', { className: 'token' }, top), ` (${percent(probability)}).`);
   };
   const buttons = tokenButtons(byId('surprisal'), labels, {
     onHover: (i) => show(i ?? selected),

@@ -1,7 +1,6 @@
 /* Attention: small pictures of all heads, the matrix of one of them, and where a token looks. */
 
 import { ask, fromBase64, newestOnly } from './api.js';
-import { barRow, percent } from './text.js';
 
 const LOOKS = 8;  /* keys in the list */
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };

@@ -1,7 +1,6 @@
 /* The logit lens of a position, and what made its most likely next token, or the one chosen. */
 
 import { ask, newestOnly } from './api.js';
-import { percent } from './text.js';
 
 const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
 

@@ -1,15 +1,6 @@
 /* The tokens of the text, colored by probability, and the alternatives of one of them. */
 
 const FULL_COLOR_BITS = 10;  /* surprisal in bits of the strongest color */
-export const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 2 : 1)}%`;
-
-/* Return a row of a list of bars; `share` from 0 to 1 is the length of its bar. */
-export function barRow(share, name, value, properties = {}) {
-  const row = make('li', properties, make('span', { className: 'name' }, ...name),
-    make('span', { className: 'value' }, value));
-  row.style.setProperty('--share', Math.min(Math.max(share, 0), 1));
-  return row;
-}
 
 export class TokenText {
   constructor(box, listeners) {
