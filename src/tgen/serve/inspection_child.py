@@ -5,7 +5,6 @@ It has torch and the model's weights in float32, one thread and the lowest prior
 model at a time.
 """
 
-import base64
 import json
 import math
 import os
@@ -18,21 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from tgen.drawing.page.attention_page import lens_data, pack_weights
 from tgen.drawing.terminal_text import label
 from tgen.errors import TgenError
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.lora.model_with_adapter import load
 from tgen.machine.memory import free_ram
-from tgen.reports.inspection import Matrix, Prediction
+from tgen.reports.inspection import Matrix
 
 _LOWEST_PRIORITY = 19
 _MEMORY_SHARE = 0.5  # of the free memory
 _MIN_BYTES = 2 << 30
 _THUMBNAIL = 32  # pixels
-_SCALE = 65535  # stands for a weight of 1
 _LENS_POSITIONS = 24
-_TOP = 8  # candidates per layer
 _LEFT_OUT = 32  # tokens, each of which takes a pass
 _LEFT_OUT_TOKENS = 8192  # of all these passes
 _TOP_TOKENS = _TOP_PARTS = 16
@@ -92,37 +90,25 @@ def _heads(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _thumbnail(weights: Matrix) -> str:
-    """Return the largest weight of each square of a matrix (T, T), as bytes from 0 to 255."""
+    """Return the largest weight of each square of a matrix (T, T), packed."""
     n = len(weights)
     side = min(_THUMBNAIL, n)
     starts = np.arange(side) * n // side
-    largest = np.maximum.reduceat(np.maximum.reduceat(weights, starts, axis=0), starts, axis=1)
-    return base64.b64encode(np.rint(255 * largest.clip(0, 1)).astype(np.uint8).tobytes()).decode()
+    rows = np.maximum.reduceat(weights, starts, axis=0)
+    return pack_weights(np.maximum.reduceat(rows, starts, axis=1))
 
 
 def _attention(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the lower triangle of a head's weights, row by row, as 16-bit multiples of 1/65535."""
+    """Return the packed weights of a head, and its sliding window."""
     (report,) = inspector.attention([(request["layer"], request["head"])])
-    triangle = report.weights[np.tril_indices(len(report.weights))].astype(np.float64)
-    packed = np.rint(_SCALE * triangle.clip(0, 1)).astype("<u2")
-    return {"window": report.window, "weights": base64.b64encode(packed.tobytes()).decode()}
+    return {"window": report.window, "weights": pack_weights(report.weights)}
 
 
 def _lens(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
     """Return the most likely tokens after each layer, at the position and at those before it."""
     query = request["query"]
     first = max(0, query - _LENS_POSITIONS + 1)
-    report = inspector.logit_lens(query=query, first=first, last=query, top=_TOP)
-    return {
-        "layers": report.layers,
-        "first": first,
-        "top": [[label(token) for token in layer] for layer in report.top_texts],
-        "probabilities": np.asarray(report.top_probabilities, np.float64).tolist(),
-        "candidates": [[_prediction(one) for one in layer] for layer in report.candidates],
-        "answer": label(report.answer_text),
-        "ranks": report.answer_ranks,
-        "answer_probabilities": report.answer_probabilities,
-    }
+    return lens_data(inspector.logit_lens(query=query, first=first, last=query))
 
 
 def _why(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
@@ -161,10 +147,6 @@ def _why(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
             for part in report.contributions[:_TOP_PARTS]
         ],
     }
-
-
-def _prediction(prediction: Prediction) -> dict[str, Any]:
-    return {"label": label(prediction.text), "probability": prediction.probability}
 
 
 _VIEWS: dict[str, Callable[[Inspector, dict[str, Any]], dict[str, Any]]] = {

@@ -20,7 +20,10 @@ PREFIX = "/tgen/page/"
 _INDEX = "index.html"
 # Files by their package.
 _FILES = {
-    drawn: ("page.css", "dom.js", "weights.js", "matrix.js", "sliders.js", "samplers.js"),
+    drawn: (
+        *("page.css", "dom.js", "weights.js", "matrix.js", "thumbnails.js", "lens.js"),
+        *("sliders.js", "samplers.js"),
+    ),
     live: (
         *(_INDEX, "live.css", "app.js", "api.js", "text.js", "branches.js", "choose.js"),
         *("attend.js", "inside.js", "sources.js", "time.js"),

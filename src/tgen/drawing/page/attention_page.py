@@ -37,6 +37,7 @@ from tgen.reports.inspection import (
     Check,
     HeadsReport,
     LensReport,
+    Matrix,
     ModelSummary,
     TextReport,
 )
@@ -46,7 +47,7 @@ _SCALE = 65535  # stands for a weight of 1
 _STYLE = "page.css"
 # In this order. `samplers.js` is a module elsewhere.
 _SCRIPTS = (
-    *("dom.js", "weights.js", "data.js", "matrix.js", "tables.js"),
+    *("dom.js", "weights.js", "thumbnails.js", "data.js", "matrix.js", "tables.js", "lens.js"),
     *("samplers.js", "sliders.js", "next_token.js", "page.js"),
 )
 # Characters that could end a script element or one of its lines.
@@ -94,7 +95,7 @@ def render_page(
         "vocabulary": summary.config["vocab_size"],
         "heads": None if heads is None else asdict(heads) | {"notes": head_notes(heads)},
         "meanings": COLUMN_MEANINGS,
-        "lens": None if lens is None else _lens_data(lens),
+        "lens": None if lens is None else lens_data(lens),
         "next": next_tokens,
     }
     return environment.get_template("page.html.j2").render(
@@ -114,7 +115,7 @@ def render_page(
         has_next=next_tokens is not None,
         lens_answer=None if lens is None else label(lens.answer_text),
         lens_query=None if lens is None else lens.query,
-        weights=[(_element_id(report), _packed_weights(report)) for report in attention],
+        weights=[(_element_id(report), pack_weights(report.weights)) for report in attention],
         data=_script_json(data),
         picture=base64.b64encode(picture.encode()).decode(),
     )
@@ -144,10 +145,11 @@ def _element_id(report: AttentionReport) -> str:
     return f"w-{report.layer}-{'mean' if report.head is None else report.head}"
 
 
-def _packed_weights(report: AttentionReport) -> str:
-    weights = report.weights[np.tril_indices(len(report.weights))].astype(np.float64)
+def pack_weights(weights: Matrix) -> str:
+    """Return the lower triangle of a matrix (T, T), row by row, for `unpack` of `weights.js`."""
+    triangle = weights[np.tril_indices(len(weights))].astype(np.float64)
     # Rounding may put a weight above 1, which would overflow 16 bits.
-    packed = np.rint(np.clip(weights, 0, 1) * _SCALE).astype("<u2")
+    packed = np.rint(triangle.clip(0, 1) * _SCALE).astype("<u2")
     return base64.b64encode(packed.tobytes()).decode()
 
 
@@ -175,13 +177,15 @@ def _token_data(text: TextReport) -> list[dict[str, Any]]:
     ]
 
 
-def _lens_data(lens: LensReport) -> dict[str, Any]:
+def lens_data(lens: LensReport) -> dict[str, Any]:
+    """Return the table of `lens.js`."""
     return {
         "layers": lens.layers,
         "first": lens.first,
         "top": [[label(token) for token in layer] for layer in lens.top_texts],
         "top_probabilities": np.asarray(lens.top_probabilities, dtype=np.float64).tolist(),
         "query": lens.query,
+        "answer": label(lens.answer_text),
         "answer_ranks": lens.answer_ranks,
         "answer_probabilities": lens.answer_probabilities,
     }

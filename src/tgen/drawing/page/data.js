@@ -8,9 +8,6 @@ const colors = makeColors(data.ramp);
 
 const matrices = data.matrices.map((matrix) => (
   { ...matrix, size, values: unpack(byId(matrix.id).textContent.trim()) }));
-const layers = [...new Set(matrices.map((matrix) => matrix.layer))].sort((a, b) => a - b);
-const heads = [...new Set(matrices.map((matrix) => matrix.head))].sort((a, b) => a - b);
-const headName = (head) => (head === null ? 'mean' : String(head));
 const indexOf = (layer, head) =>
   matrices.findIndex((matrix) => matrix.layer === layer && matrix.head === head);
 const reportOf = ({ layer, head }) =>

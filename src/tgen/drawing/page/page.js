@@ -29,20 +29,6 @@ function hover(cell) {
   render();
 }
 
-/* Select the next head of the page in a direction. */
-function moveHead(down, across) {
-  let row = layers.indexOf(selectedMatrix().layer);
-  let column = heads.indexOf(selectedMatrix().head);
-  do {
-    row += down;
-    column += across;
-    if (!(row in layers) || !(column in heads)) return;
-  } while (indexOf(layers[row], heads[column]) < 0);
-  select({ index: indexOf(layers[row], heads[column]) });
-}
-
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-
 /* Keyboard moves from the selected cell; a row ends at the diagonal. */
 const MOVES = {
   ArrowUp: ({ query, key }) => [query - 1, key],
@@ -59,47 +45,10 @@ function onMatrixKey(event) {
   const moves = event.shiftKey ? ARROWS : MOVES;
   if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  if (event.shiftKey) return moveHead(...ARROWS[event.key]);
+  if (event.shiftKey) return thumbnails.move(...ARROWS[event.key]);
   const [row, column] = MOVES[event.key](state);
   const query = Math.min(Math.max(row, 0), size - 1);
   select({ query, key: Math.min(Math.max(column, firstKey(selectedMatrix(), query)), query) });
-}
-
-/* Add one button per head; heads that the page lacks leave a gap. */
-function addThumbnails() {
-  const box = byId('thumbnails');
-  const factor = Math.ceil(size / 64);
-  box.style.setProperty('--heads', heads.length);
-  box.append(make('span'), ...heads.map((head) => make('span', {}, headName(head))));
-  const buttons = new Map();
-  for (const layer of layers) {
-    box.append(make('span', {}, layer));
-    for (const head of heads) {
-      const index = indexOf(layer, head);
-      if (index < 0) {
-        box.append(make('span'));
-        continue;
-      }
-      const canvas = make('canvas');
-      paint(canvas, matrices[index], colors, factor);
-      const role = reportOf(matrices[index])?.role;
-      const name = `Layer ${layer}, head ${headName(head)}${role ? `: ${role}` : ''}`;
-      const button = make('button', {
-        type: 'button', title: name, 'aria-label': name,
-        'data-layer': layer, 'data-head': headName(head),
-      }, canvas);
-      button.addEventListener('click', () => select({ index }));
-      buttons.set(index, button);
-      box.append(button);
-    }
-  }
-  box.addEventListener('keydown', (event) => {
-    if (!(event.key in ARROWS)) return;
-    event.preventDefault();
-    moveHead(...ARROWS[event.key]);
-    buttons.get(state.index).focus();
-  });
-  return buttons;
 }
 
 function addLegend() {
@@ -190,16 +139,17 @@ function render() {
     chip.tabIndex = i === selected ? 0 : -1;
     chip.setAttribute('aria-pressed', i === selected);
   });
-  for (const [index, button] of buttons) {
-    button.setAttribute('aria-pressed', index === state.index);
-    button.tabIndex = index === state.index ? 0 : -1;
-  }
+  thumbnails.mark(selectedMatrix());
   markHead(selectedMatrix());
 }
 
 byId('main').hidden = false;
 addLegend();
-const buttons = addThumbnails();
+const thumbnails = new Thumbnails(
+  byId('thumbnails'), (matrix) => select({ index: matrices.indexOf(matrix) }));
+thumbnails.show(matrices, colors, {
+  factor: Math.ceil(size / 64), roleOf: (matrix) => reportOf(matrix)?.role,
+});
 const view = new MatrixView(byId('matrix'), { labels, colors, onHover: hover, onSelect: select });
 const strip = tokenButtons(byId('strip'), labels, {
   onHover: (token) => hover(token === null ? null : largestCell(token)),
@@ -209,7 +159,7 @@ const markHead =
   data.heads && byId('table') ? addHeadsTable((index) => select({ index })) : () => {};
 const showNext = data.next ? addNextToken() : () => {};
 if (byId('surprisal')) addSurprisal((token) => select(largestCell(token)));
-if (byId('lens')) addLensTable();
+if (byId('lens')) showLens(byId('lens'), data.lens, labels);
 byId('matrix').addEventListener('keydown', onMatrixKey);
 for (const input of document.getElementsByName('direction')) {
   input.addEventListener('change', () => {

@@ -1,5 +1,5 @@
 'use strict';
-/* The table of head metrics, the text by surprisal, the logit lens; each only if its data exists. */
+/* The table of head metrics and the text by surprisal; each only if its data exists. */
 
 const difference = (a, b) => (a === null || b === null ? null : a - b);
 const fixed = (value, digits) => value.toFixed(digits).replace(/^-(?=[0.]*$)/u, '');  /* no -0.00 */
@@ -148,31 +148,4 @@ function addSurprisal(onSelect) {
   });
   buttons[selected].tabIndex = 0;
   show(selected);
-}
-
-/* The most likely token by layer (rows) and position (columns), shaded by its probability. */
-function addLensTable() {
-  const { layers: names, first, top, top_probabilities: probabilities, query } = data.lens;
-  const { answer_ranks: ranks, answer_probabilities: answerProbabilities } = data.lens;
-  const titles = top[0].map((_, i) => {
-    const { label } = data.tokens[first + i];
-    const className = first + i === query ? 'query' : '';
-    return make('th', { scope: 'col', className },
-      make('small', {}, first + i), make('span', {}, ...tokenText(label)));
-  });
-  const headers = ['layer', 'rank', '%'].map((name) => make('th', { scope: 'col' }, name));
-  const rows = names.map((name, layer) => {
-    const cells = top[layer].map((label, i) => {
-      const p = probabilities[layer][i];
-      const cell = make('td', {
-        className: first + i === query ? 'cell query' : 'cell', title: `${(100 * p).toFixed(1)}%`,
-      }, ...tokenText(label));
-      cell.style.setProperty('--share', p);
-      return cell;
-    });
-    return make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, ranks[layer]),
-      make('td', {}, (100 * answerProbabilities[layer]).toFixed(1)), ...cells);
-  });
-  byId('lens').append(make('thead', {}, make('tr', {}, ...headers, ...titles)),
-    make('tbody', {}, ...rows));
 }

@@ -1,9 +1,8 @@
 /* Attention: small pictures of all heads, the matrix of one of them, and where a token looks. */
 
-import { ask, fromBase64, newestOnly } from './api.js';
+import { ask, newestOnly } from './api.js';
 
 const LOOKS = 8;  /* keys in the list */
-const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export class Attend {
   /* `onSelect` receives the query that is clicked in the matrix. */
@@ -14,14 +13,7 @@ export class Attend {
     const onError = (error) => { byId('attend-about').textContent = error.message; };
     this.loadHeads = newestOnly(this.fetchHeads.bind(this), onError);
     this.loadMatrix = newestOnly(this.fetchMatrix.bind(this), onError);
-    byId('thumbnails').addEventListener('keydown', (event) => {
-      if (!(event.key in ARROWS)) return;
-      event.preventDefault();
-      const [down, right] = ARROWS[event.key];
-      const { layers, heads } = this.facts;
-      this.pick((this.layer + down + layers) % layers, (this.head + right + heads) % heads);
-      this.button(this.layer, this.head).focus();
-    });
+    this.thumbnails = new Thumbnails(byId('thumbnails'), ({ layer, head }) => this.pick(layer, head));
   }
 
   setModel(facts) {
@@ -53,53 +45,16 @@ export class Attend {
   pick(layer, head) {
     this.layer = layer;
     this.head = head;
-    this.mark();
+    this.thumbnails.mark(this);
     this.loadMatrix();
-  }
-
-  button(layer, head) {
-    return byId('thumbnails').querySelector(`[data-layer="${layer}"][data-head="${head}"]`);
-  }
-
-  mark() {
-    for (const button of byId('thumbnails').querySelectorAll('button')) {
-      const { layer, head } = button.dataset;
-      const pressed = Number(layer) === this.layer && Number(head) === this.head;
-      button.setAttribute('aria-pressed', pressed);
-      button.tabIndex = pressed ? 0 : -1;
-    }
   }
 
   async fetchHeads(signal) {
     const answer = await ask('tgen/heads', { model: this.facts.name, ids: this.ids }, signal);
-    const box = byId('thumbnails');
-    const heads = answer.pictures[0].map((_, head) => head);
-    box.style.setProperty('--heads', heads.length);
-    const cells = [make('span'), ...heads.map((head) => make('span', {}, head))];
-    answer.pictures.forEach((row, layer) => {
-      cells.push(make('span', {}, layer));
-      row.forEach((picture, head) => {
-        const name = `Layer ${layer}, head ${head}`;
-        const button = make('button', {
-          type: 'button', title: name, 'aria-label': name, 'data-layer': layer, 'data-head': head,
-        }, this.picture(fromBase64(picture), answer.side));
-        button.addEventListener('click', () => this.pick(layer, head));
-        cells.push(button);
-      });
-    });
-    box.replaceChildren(...cells);
-    this.mark();
-  }
-
-  picture(bytes, side) {
-    const canvas = make('canvas', { width: side, height: side });
-    const image = new ImageData(side, side);
-    bytes.forEach((value, i) => {
-      if (i % side > i / side) return;  /* later keys stay transparent */
-      image.data.set([...this.colors[shadeOf(value / 255)], 255], 4 * i);
-    });
-    canvas.getContext('2d').putImageData(image, 0, 0);
-    return canvas;
+    const matrices = answer.pictures.flatMap((row, layer) => row.map((picture, head) => (
+      { layer, head, size: answer.side, window: null, values: unpack(picture) })));
+    this.thumbnails.show(matrices, this.colors);
+    this.thumbnails.mark(this);
   }
 
   async fetchMatrix(signal) {

@@ -9,28 +9,6 @@ const WHY = 'The parts sum to the logit, with the scales of the norms held const
 
 const setAbout = (text) => { byId('inside-about').textContent = text; };
 
-function drawLens(lens, labels) {
-  const titles = lens.top[0].map((_, i) => make('th', { scope: 'col' },
-    make('small', {}, lens.first + i), make('span', {}, ...tokenText(labels[lens.first + i]))));
-  const rows = lens.layers.map((name, layer) => {
-    const cells = lens.top[layer].map((label, i) => {
-      const p = lens.probabilities[layer][i];
-      const cell = make('td', { className: 'cell', title: percent(p) }, ...tokenText(label));
-      cell.style.setProperty('--share', p);
-      return cell;
-    });
-    return make('tr', {}, make('th', { scope: 'row' }, name),
-      make('td', {}, lens.ranks[layer]), make('td', {}, percent(lens.answer_probabilities[layer])),
-      ...cells);
-  });
-  const heads = ['layer', `rank of ${lens.answer}`, 'probability'];
-  byId('lens').replaceChildren(
-    make('thead', {}, make('tr', {}, ...heads.map((h) => make('th', { scope: 'col' }, h)), ...titles)),
-    make('tbody', {}, ...rows));
-  const box = byId('lens').parentElement;
-  box.scrollLeft = box.scrollWidth;
-}
-
 function drawTable(table, heads, lines) {
   const cell = (value, i) => (i ? make('td', {}, value) : make('th', { scope: 'row' }, value));
   table.replaceChildren(
@@ -81,7 +59,9 @@ export class Inside {
     const body = { model: this.facts.name, ids, query };
     if (this.facts.residual_stream) {
       const lens = await ask('tgen/lens', body, signal);
-      drawLens(lens, labels);
+      showLens(byId('lens'), lens, labels);
+      const box = byId('lens').parentElement;
+      box.scrollLeft = box.scrollWidth;
     } else {
       byId('lens').replaceChildren();
     }
