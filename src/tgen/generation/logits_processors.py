@@ -144,7 +144,7 @@ class LogitsProcessors:
         self._borders = [one for one in _BORDERS if self._required and self._can_write(one)]
         self._sizes = {text: self._max_size(text) for text in self._required}  # in tokens
         self._n_searched = min(_SEARCHED_TOKENS, sampling.max_new_tokens // 4)
-        if self._words is not None:  # that a word is complete is known at its end
+        if self._words is not None:  # a word may grow until its end
             self._n_searched = max(self._n_searched, self._words.longest)
         # Stop strings are banned until all required strings and enough tokens are present.
         is_late = bool(self._required or sampling.min_tokens)
@@ -237,10 +237,9 @@ class LogitsProcessors:
             if self._words is not None:
                 crossing = self._words.crossing  # the word that they begin may be too long
                 logits[crossing[crossing < len(logits)]] = -np.inf
-            inner = self._vocabulary.inner_tokens
-            inner = inner[inner < len(logits)]
             if not missing:
-                logits[inner] = -np.inf
+                inner = self._vocabulary.inner_tokens
+                logits[inner[inner < len(logits)]] = -np.inf
                 return
             if n_spare > 0 and not self._is_between_words(text, int(logits.argmax()), missing[0]):
                 return
@@ -261,12 +260,11 @@ class LogitsProcessors:
         """Return the tokens that write the missing strings after a text, between words."""
         ids: list[int] = []
         for string in missing:
-            borders = [] if _needs_border(text) else [b""]
-            borders += self._borders
-            if not starts_in_word(string):
-                borders = [b""]
-            possible = (one for one in borders if self._can_write(one + string, text))
-            border = next(possible, b"")
+            border = b""
+            if starts_in_word(string):
+                borders = self._borders if _needs_border(text) else [b"", *self._borders]
+                possible = (one for one in borders if self._can_write(one + string, text))
+                border = next(possible, b"")
             text = text[-TAIL_BYTES:] + border + string
             ids += self._vocabulary.encode(border + string)
         return ids
@@ -321,15 +319,12 @@ def missing_strings(
 ) -> list[bytes]:
     """Return the required strings that `text` lacks from `start` on, without parts of other missing
     strings; with `certain`, also those whose last word may grow."""
-    return _without_parts(
-        tuple(
-            string
-            for string in required
-            if not any(
-                is_certain or not certain for is_certain in find_borders(string, text, start)
-            )
-        )
-    )
+    missing = [
+        string
+        for string in required
+        if not any(sure or not certain for sure in find_borders(string, text, start))
+    ]
+    return _without_parts(tuple(missing))
 
 
 @lru_cache(maxsize=1000)
@@ -342,9 +337,8 @@ def _without_parts(strings: tuple[bytes, ...]) -> list[bytes]:
 
 
 def _needs_border(text: bytes) -> bool:
-    return text.endswith((b",", b".", b";", b":", b"!", b"?")) or bool(
-        last_word(text[-TAIL_BYTES:])
-    )
+    ends_sentence = text.endswith((b",", b".", b";", b":", b"!", b"?"))
+    return ends_sentence or bool(last_word(text[-TAIL_BYTES:]))
 
 
 def _contains(text: bytes, string: bytes) -> bool:
