@@ -60,8 +60,8 @@ class Inspection:
 def inspect_view(
     inspector: Inspector, view: View, options: ViewOptions, output: ViewOutput | None = None
 ) -> Inspection:
-    """Return a view, which may be computed; of attention, the page of the selected heads, by
-    default of all.
+    """Return a view, from `output` if it is computed already; the view `attention` is the page of
+    the selected heads, by default all.
 
     Raises UsageError for options without effect on the view, and as `Inspector` does.
     """
@@ -75,15 +75,7 @@ def inspect_view(
         if unused := sorted(set(options.given) - _PAGE_OPTIONS):
             flag = f"--{unused[0].replace('_', '-')}"
             raise UsageError(f"{flag}: no effect on the page of all heads", f"remove {flag}")
-        page = attention_page(
-            inspector,
-            layer=options.layer,
-            head=options.head,
-            measure=options.measure,
-            ablate=options.ablate,
-            scale=options.scale,
-            sampling=options.sampling,
-        )
+        page = attention_page(inspector, options)
         text = f"attention weights of heads: {len(page.attention)}; a notebook shows the page"
         data |= {view.value: _data(page.attention)}
         return Inspection(name, view.value, data, page.html, text)

@@ -244,10 +244,7 @@ class Service:
                 values = await run(load_object, await self._read_body(request))
             else:
                 values = dict(request.query_params)
-            name = values.pop("model", values.pop("name", self._models.default))
-            if not isinstance(name, str):
-                raise bad_request("model: expected a string", "model")
-            served = await self._open_model(request, name)
+            served = await self._open_named(request, values)
 
             async def work() -> dict[str, Any]:
                 return await run(describe, served.model, served.source.name, values)
@@ -256,6 +253,13 @@ class Service:
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
+    async def _open_named(self, request: Request, values: dict[str, Any]) -> ServedModel:
+        """Return the model that `values` names, without its name in them."""
+        name = values.pop("model", values.pop("name", self._models.default))
+        if not isinstance(name, str):
+            raise bad_request("model: expected a string", "model")
+        return await self._open_model(request, name)
+
     async def _inspect(self, request: Request, view: str) -> Response:
         """Answer with a view of a text's attention."""
         run = asyncio.get_running_loop().run_in_executor
@@ -263,10 +267,7 @@ class Service:
             values = await run(self._preparers, load_object, await self._read_body(request))
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
-        name = values.pop("model", self._models.default)
-        if not isinstance(name, str):
-            raise bad_request("model: expected a string", "model")
-        served = await self._open_model(request, name)
+        served = await self._open_named(request, values)
         work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
         return await self._answer_while_open(request, work)
 

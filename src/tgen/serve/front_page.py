@@ -1,4 +1,4 @@
-"""The page at /: what the server has, for a person who opens its address."""
+"""The text at / for clients other than browsers: what the server has."""
 
 from collections.abc import Sequence
 

@@ -133,16 +133,7 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         from tgen.drawing.page.attention_page import attention_page
 
         with progress_bar(options)(ABLATING) as progress:
-            page = attention_page(
-                inspector,
-                layer=options.layer,
-                head=options.head,
-                measure=options.measure,
-                ablate=options.ablate,
-                scale=options.scale,
-                sampling=options.sampling,
-                progress=progress,
-            )
+            page = attention_page(inspector, options, progress)
         contents["--html"] = page.html.encode()
     write_contents(contents, options)
     _ensure_checked(inspector, options)

@@ -12,24 +12,20 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tgen.config import SamplingConfig
-from tgen.drawing import Scale
 from tgen.drawing.colormap import RAMP
 from tgen.drawing.head_tables import COLUMN_MEANINGS, head_notes
 from tgen.drawing.heat_map import AUTO_SELECTED, attention_map
 from tgen.drawing.heat_map_files import svg
 from tgen.drawing.terminal_text import label
-from tgen.drawing.view_options import SLIDERS
+from tgen.drawing.view_options import SLIDERS, ViewOptions
 from tgen.errors import UsageError
 from tgen.generation.distribution import logits_record
-from tgen.inspection.attention import Measure
-from tgen.inspection.heads import AblationKind
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import make_vocabulary
 from tgen.reports.inspection import (
@@ -249,22 +245,15 @@ class AttentionPage(NamedTuple):
 
 def attention_page(
     inspector: Inspector,
-    *,
-    layer: str | None,
-    head: str | None,
-    measure: Measure,
-    ablate: AblationKind | None,
-    scale: Scale = "sqrt",
-    sampling: Mapping[str, Any] = MappingProxyType({}),
+    options: ViewOptions,
     progress: Callable[[float], None] = lambda _: None,
 ) -> AttentionPage:
-    """Return the page of the selected heads, by default all; `sampling` has fields of
-    SamplingConfig for the sliders.
+    """Return the page of the selected heads, by default all.
 
     Raises UsageError if its weights would be too large for a browser, and as
     `Inspector.select_heads` does.
     """
-    selected = inspector.select_heads(layer, head, default="all")
+    selected = inspector.select_heads(options.layer, options.head, default="all")
     size = packed_bytes(len(selected), len(inspector.ids))
     if size > _MAX_PAGE_BYTES:
         raise UsageError(
@@ -273,15 +262,15 @@ def attention_page(
             "select fewer layers and heads, or shorten the text",
         )
     heads = None
-    if len(inspector.ids) > 1 and head != "mean":
-        heads = inspector.heads(ablate=ablate, progress=progress, selected=selected)
+    if len(inspector.ids) > 1 and options.head != "mean":
+        heads = inspector.heads(ablate=options.ablate, progress=progress, selected=selected)
     focused = inspector.most_focused_head(sorted({layer for layer, _ in selected}))
     start = focused if focused in selected else selected[0]  # what the page shows first
     attention = [
         replace(one, selection=AUTO_SELECTED) if (one.layer, one.head) == start == focused else one
-        for one in inspector.attention(selected, measure=measure)
+        for one in inspector.attention(selected, measure=options.measure)
     ]
-    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=scale)
+    picture = attention_map(attention[selected.index(start)], inspector.tokens, scale=options.scale)
     html = render_page(
         name=inspector.bundle.path.name,
         summary=inspector.summary,
@@ -289,7 +278,7 @@ def attention_page(
         attention=attention,
         heads=heads,
         lens=None if inspector.config.post_norm else inspector.logit_lens(),
-        next_tokens=next_token_data(inspector, sampling),
+        next_tokens=next_token_data(inspector, options.sampling),
         checks=inspector.checks,
         picture=svg(picture),
     )
