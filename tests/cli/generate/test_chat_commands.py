@@ -132,6 +132,8 @@ def test_set_shows_what_was_changed(interact):
     assert answers[3][1] == "max-new-tokens 8\ntemperature 0.5\nstop a\n"
     assert answers[4][1] == "stop a\n"
     assert answers[6][1] == "max-new-tokens 8\ntemperature 0.5\n"
+    answers = interact("/set top-k 1", "/set top-k", "/set top-p 1", "/set top-p", "/set grammar")
+    assert [answers[i][1] for i in (2, 4, 5)] == ["top-k 1\n", "top-p 1.0\n", "grammar none\n"]
     answers = interact("/set no-penalize-prompt true", "/set no-penalize-prompt", "/set -n")
     assert answers[2][1] == "penalize-prompt false\n"
     assert answers[3][1] == "max-new-tokens 8\n"

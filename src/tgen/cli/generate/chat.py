@@ -74,18 +74,15 @@ class Session:
                 console.write(prompt)
             self.answer(prompt)
         while (line := read_line()) is not None:
-            is_command = line.startswith(b"/") and not line.startswith(b"//")
-            line = line.removeprefix(b"/") if line.startswith(b"//") else line
-            if not is_command:
-                if line or self._start is None:
-                    self.answer(line)
-                continue
-            try:
-                run_command(self, line)
-            except TgenError as error:
-                console.print_error(error.message, error.hint)
-            except KeyboardInterrupt:
-                console.print_status("stopped")
+            if line.startswith(b"/") and not line.startswith(b"//"):
+                try:
+                    run_command(self, line)
+                except TgenError as error:
+                    console.print_error(error.message, error.hint)
+                except KeyboardInterrupt:
+                    console.print_status("stopped")
+            elif line or self._start is None:
+                self.answer(line.removeprefix(b"/"))
 
     def answer(self, line: bytes) -> None:
         """Generate and write the text after a line."""

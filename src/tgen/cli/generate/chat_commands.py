@@ -174,7 +174,7 @@ def _shown(value: Any) -> str:
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,})"
     if isinstance(value, tuple):
         return ", ".join(map(_shown, value)) or "none"
-    return {None: "none", True: "true", False: "false"}.get(value, str(value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _save(session: "Session", name: str) -> None:
