@@ -336,9 +336,6 @@ def _model_name(name: str | None, path: Path) -> str:
     return (last or path.resolve().name).removesuffix(".gguf")
 
 
-command = make_command(serve, ServeOptions, PANELS)
-
-
 def _open_page(url: str, key: str | None, text: bytes) -> None:
     """Open the live page; key and text are in the fragment, which browsers do not send."""
     import threading
@@ -350,3 +347,6 @@ def _open_page(url: str, key: str | None, text: bytes) -> None:
     address = f"{url}/#{fragment}" if fragment else url
     # Browsers for terminals return when they end.
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+command = make_command(serve, ServeOptions, PANELS)

@@ -45,6 +45,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def decode_printable(text: bytes) -> str:
+    """Return `printable` text; bytes that are not valid UTF-8 are replaced."""
+    return printable(text.decode(errors="replace"))
+
+
 def one_line(text: str) -> str:
     """Return `printable` text with a space for each line break."""
     return printable(" ".join(text.splitlines()))

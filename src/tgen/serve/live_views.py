@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator, model_validator
 from tgen.config import SamplingConfig
 from tgen.corpus.text_index import open_index
 from tgen.drawing.colormap import RAMP
-from tgen.drawing.terminal_text import printable
+from tgen.drawing.terminal_text import decode_printable, printable
 from tgen.engine.base import Engine, reset
 from tgen.errors import ModelError
 from tgen.generation.distribution import logits_record
@@ -183,11 +183,14 @@ def sources(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, 
     return {
         "passages": [
             {
-                "text": _readable(one.text),
+                "text": decode_printable(one.text),
                 "count": one.occurrences,
                 "places": [
                     {"file": printable(place.file), "line": place.line}
-                    | {"before": _readable(place.before), "after": _readable(place.after)}
+                    | {
+                        "before": decode_printable(place.before),
+                        "after": decode_printable(place.after),
+                    }
                     for place in one.places
                 ],
             }
@@ -196,10 +199,6 @@ def sources(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, 
         "covered": report.n_covered,
         "bytes": report.n_bytes,
     }
-
-
-def _readable(text: bytes) -> str:
-    return printable(text.decode(errors="replace"))
 
 
 def _milliseconds(engine: Engine, n_cached: int, ids: list[int]) -> float:

@@ -28,10 +28,10 @@ def inspect(options: InspectOptions) -> None:
 
         print_training_log(locations[0].path, json_output=options.json, quiet=options.quiet)
         return
-    text = None
     if options.live:
         _show_live(options)
         return
+    text = None
     if options.needs_text:
         text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
     if text is not None and options.only_sources:

@@ -8,7 +8,7 @@ from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
 from tgen.drawing.tables import sources_table
-from tgen.drawing.terminal_text import printable
+from tgen.drawing.terminal_text import decode_printable, printable
 from tgen.errors import UsageError
 from tgen.inspection.sources import PLACES, TOP, find_sources
 from tgen.reports.inspection import SourcesReport
@@ -35,20 +35,9 @@ def source_rows(report: SourcesReport) -> Iterator[tuple[object, ...]]:
     yield "start", "end", "passage", "occurrences", "file", "line", "before", "after"
     for one in report.passages:
         for place in one.places:
-            passage, *around = map(_text, (one.text, place.before, place.after))
-            yield (
-                one.start,
-                one.end,
-                passage,
-                one.occurrences,
-                printable(place.file),
-                place.line,
-                *around,
-            )
-
-
-def _text(data: bytes) -> str:
-    return printable(data.decode(errors="replace"))
+            passage, *around = map(decode_printable, (one.text, place.before, place.after))
+            numbers = one.start, one.end, passage, one.occurrences
+            yield *numbers, printable(place.file), place.line, *around
 
 
 def print_sources(path: Path, text: bytes, options: InspectOptions) -> None:
