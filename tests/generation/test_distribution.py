@@ -78,7 +78,7 @@ def test_steps_account_for_all_candidates(options):
         left = step.left
     assert len({*names}) == len(names)
     for one in report.candidates:
-        assert one.final == one.after[-1] if names else one.probability
+        assert one.final == (one.after[-1] if names else one.probability)
         if one.removed_by and not 0 < report.xtc_probability < 1:
             assert one.final == 0
     model = np.exp(logits.astype(np.float64))
@@ -98,7 +98,7 @@ def test_removed_mass_is_that_of_the_explanation():
         assert step.probability == pytest.approx(removed.probability, abs=1e-12)
 
 
-def test_top_lists_the_largest_before_or_after_and_those_asked_for():
+def test_top_lists_the_largest_before_or_after_and_the_given_ones():
     logits = np.arange(60, dtype=np.float32) / 10
     sampling = SamplingConfig(ban=["59 ", "58 ", "57 "], top_k=2)
     report = sampling_distribution(logits, TEXT, sampling, VOCABULARY, top=4, also=[3, 56])

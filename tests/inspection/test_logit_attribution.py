@@ -14,13 +14,13 @@ IDS = torch.randint(1, 100, (30,), generator=torch.Generator().manual_seed(5)).t
 TARGET = [17, 3, 40]
 
 
-def log_probabilities(model, ids):
+def compute_logits(model, ids):
     with torch.no_grad():
         return model(token_batch(model, [ids]))[0].double()
 
 
 def expected_score(model, ids, target):
-    logits = log_probabilities(model, [*ids, *target[:-1]])[len(ids) - 1 :]
+    logits = compute_logits(model, [*ids, *target[:-1]])[len(ids) - 1 :]
     rows = range(len(target))
     log_p = logits.log_softmax(-1)
     return float(logits[rows, target].sum()), float(log_p[rows, target].sum())

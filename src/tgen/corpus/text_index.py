@@ -255,7 +255,7 @@ def _messages(row: bytes) -> Iterator[bytes]:
 
 
 class _LineCounter:
-    """Finds the lines of positions that are asked for in order."""
+    """The lines of positions that come in ascending order."""
 
     def __init__(self) -> None:
         self.source: Source | None = None

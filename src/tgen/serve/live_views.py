@@ -12,6 +12,7 @@ from tgen.config import SamplingConfig
 from tgen.corpus.text_index import open_index
 from tgen.drawing.colormap import RAMP
 from tgen.drawing.terminal_text import decode_printable, printable
+from tgen.drawing.view_options import SLIDERS
 from tgen.engine.base import Engine, reset
 from tgen.errors import ModelError
 from tgen.generation.distribution import logits_record
@@ -98,10 +99,7 @@ def model_facts(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[s
             i: name for name, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)
         },
         "ramp": RAMP,
-        "sampling": {
-            field: getattr(defaults, field)
-            for field in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        },
+        "sampling": {field: getattr(defaults, field) for field in (*SLIDERS, "repetition_penalty")},
     }
 
 

@@ -1,10 +1,6 @@
 /* The tree of branches: each continues its prompt with a seed, and a command repeats it. */
 
 const SAFE = /^[\x20-\x7e\n]*$/u;
-const OPTIONS = {
-  temperature: '--temperature', top_k: '--top-k', top_p: '--top-p', min_p: '--min-p',
-  repetition_penalty: '--repetition-penalty',
-};
 
 /* Return bytes as one word of a POSIX shell. */
 function quote(bytes) {
@@ -25,8 +21,8 @@ export function commandOf(branch, facts) {
   if (branch.messages) words.push('--chat');
   words.push(`--prompt ${quote(branch.prompt)}`, `--seed ${branch.seed}`);
   words.push(`-n ${branch.tokens.length - branch.nPrompt}`);
-  for (const [name, flag] of Object.entries(OPTIONS)) {
-    if (branch.sampling[name] !== facts.sampling[name]) words.push(`${flag} ${branch.sampling[name]}`);
+  for (const [name, value] of Object.entries(branch.sampling)) {
+    if (value !== facts.sampling[name]) words.push(`--${optionName(name)} ${value}`);
   }
   if ((branch.sampling.repetition_penalty ?? 1) !== 1) words.push('--no-penalize-prompt');
   return words.join(' ');
