@@ -84,7 +84,7 @@ async function write(branch, parent) {
       'tgen/tokens', { model: facts.name, top: TOP, ...prompt }, controller.signal);
     branch.tokens = read(scored.tokens);
     branch.nPrompt = branch.tokens.length;
-    branch.sampling = { ...choose.settings };
+    branch.sampling = choose.sampling();
     branches.add(branch, parent);
     showBranch(branch);
     const body = {

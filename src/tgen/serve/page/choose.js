@@ -20,6 +20,11 @@ export class Choose {
     addSliders(byId('sliders'), this.settings, facts.vocabulary, () => this.draw());
   }
 
+  /* Return the values of all sliders. */
+  sampling() {
+    return { ...this.settings };
+  }
+
   /* Show the candidates after token `index` of a branch. */
   show(branch, index) {
     this.ids = branch.tokens.slice(0, index + 1).map(({ id }) => id);
