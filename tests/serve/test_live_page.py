@@ -200,6 +200,18 @@ def test_bars_equal_the_probabilities_of_the_samplers(
     assert len(page.all("#bars .cut")) == sum(value == 0 for value in bars.values())
 
 
+def test_bars_wait_for_the_logits_of_their_position(page: Page) -> None:
+    page.write(TEXT, seed=3, n=3)
+    page.all("#text .chip")[1].click()
+    page.wait(lambda: page.shows_bars({}, 2))
+    position = page.run(
+        "document.querySelectorAll('#text .chip')[3].click();"
+        "document.getElementById('top_k').dispatchEvent(new Event('input'));"
+        "return document.getElementById('bars').dataset.position"
+    )
+    assert position == "2"
+
+
 def test_attention_equals_the_inspector(page: Page) -> None:
     page.write(TEXT, seed=3, n=12)
     page.find("tab-attend").click()

@@ -35,6 +35,7 @@ export class Choose {
     this.names = new Map(branch.tokens.map((token) => [token.id, token]));
     this.label = branch.tokens[index].label;
     this.following = branch.tokens[index + 1]?.id;
+    this.logits = null;  /* those of another position */
     this.load();
   }
 
