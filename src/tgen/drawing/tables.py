@@ -323,23 +323,21 @@ def attribution_table(
 
 def _token_rows(report: AttributionReport, *, top: int, width: int) -> list[Table | Text]:
     """Return the tokens whose absence changes the log-probability most, in order of position."""
-    changes = {
-        one.position: report.log_probability - one.log_probability_without
-        for one in report.tokens
-        if one.log_probability_without is not None
-    }
+    has_run = any(one.log_probability_without is not None for one in report.tokens)
 
-    def size(one: TokenContribution) -> float:
-        return abs(changes.get(one.position, 0.0)) if changes else abs(one.logit or 0.0)
+    def effect(one: TokenContribution) -> float:
+        if not has_run:
+            return one.logit or 0.0
+        without = one.log_probability_without
+        return 0.0 if without is None else report.log_probability - without
 
-    shown = sorted(sorted(report.tokens, key=size, reverse=True)[:top], key=lambda t: t.position)
+    largest_first = sorted(report.tokens, key=lambda one: -abs(effect(one)))
+    shown = sorted(largest_first[:top], key=lambda one: one.position)
     has_parts = report.difference is not None
     parts = [">attention"] if has_parts else []
     rows = table(">", "token", *parts, ">logit without", ">p without", "")
-    largest = max(map(size, report.tokens)) or 1.0
+    scale = min(max(width - _TOKEN_COLUMNS, 0), _MAX_BAR) / (abs(effect(largest_first[0])) or 1.0)
     for one in shown:
-        length = round(size(one) / largest * min(max(width - _TOKEN_COLUMNS, 0), _MAX_BAR))
-        change = changes.get(one.position, 0.0) if changes else one.logit or 0.0
         rows.add_row(
             str(one.position),
             Text(label(one.text, width=20)),
@@ -348,7 +346,7 @@ def _token_rows(report: AttributionReport, *, top: int, width: int) -> list[Tabl
             "–"
             if one.log_probability_without is None
             else _percent(math.exp(one.log_probability_without)),
-            ("█" if change >= 0 else "░") * length,
+            ("█" if effect(one) >= 0 else "░") * round(abs(effect(one)) * scale),
         )
     if others := [one.logit or 0.0 for one in report.tokens if one not in shown]:
         parts_of_others = [f"{sum(others):+z.2f}"] if has_parts else []

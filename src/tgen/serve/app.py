@@ -32,7 +32,7 @@ from tgen.serve.http_error import (
     to_http,
     unavailable,
 )
-from tgen.serve.inspection import VIEWS, Inspection
+from tgen.serve.inspection import VIEWS, InspectionProcess
 from tgen.serve.json_body import load_object
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
@@ -102,7 +102,7 @@ class Service:
         self._created = int(time.time())
         self._metrics = metrics.Metrics()
         self._preparers = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
-        self._inspection = Inspection()
+        self._inspection = InspectionProcess()
         self._draining = asyncio.Event()
         self._n_open = 0  # requests that are being answered
         self._access = Access(api_key, allowed_hosts)

@@ -36,7 +36,7 @@ class _Request(JsonObject, extra="forbid"):
     target: Annotated[int, Field(ge=0)] | None = None
 
 
-class Inspection:
+class InspectionProcess:
     """The process, and the requests that wait for it."""
 
     def __init__(self) -> None:
