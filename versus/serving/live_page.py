@@ -100,7 +100,7 @@ def watch(browser: Any, url: str, options: argparse.Namespace) -> dict[str, list
         take(f"moving with {view}")
     find("tab-choose").click()
     for _ in range(options.moves):
-        find("slider-top_k").send_keys(Keys.ARROW_RIGHT)
+        find("top_k").send_keys(Keys.ARROW_RIGHT)
     take("moving a slider")
     return frames
 
