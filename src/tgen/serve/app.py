@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -51,6 +51,7 @@ _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
 _SOURCES = "/tgen/sources"  # has parts of the training text
+_Result = TypeVar("_Result")
 # From a body and the id of the default model to the request and the form of its answer.
 _Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
 # From a model, its id and the other fields of a body to the response.
@@ -249,7 +250,7 @@ class Service:
             async def work() -> dict[str, Any]:
                 return await run(describe, served.model, served.source.name, values)
 
-            return await self._answer_while_open(request, work())
+            return JSONResponse(await self._while_open(request, work()))
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
 
@@ -269,19 +270,7 @@ class Service:
             raise bad_request("the body is nested too deeply") from None
         served = await self._open_named(request, values)
         work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
-        return await self._answer_while_open(request, work)
-
-    async def _answer_while_open(
-        self, request: Request, work: Coroutine[Any, Any, dict[str, Any]]
-    ) -> Response:
-        """Answer with a result, unless the client leaves before; errors as in `_while_open`."""
-        answer: dict[str, Any] = {}
-
-        async def wait() -> None:
-            answer.update(await work)
-
-        await self._while_open(request, wait())
-        return JSONResponse(answer)
+        return JSONResponse(await self._while_open(request, work))
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
@@ -368,20 +357,21 @@ class Service:
         except TimeoutError:
             raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
 
-    async def _while_open(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for work, which is cancelled if the client leaves or the server drains; then raise
-        ClientDisconnect or HttpError."""
-        waits = (work, wait_for_disconnect(request.receive), self._draining.wait())
-        tasks = [asyncio.create_task(one) for one in waits]
+    async def _while_open(self, request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return the result of work, which is cancelled if the client leaves or the server drains;
+        then raise ClientDisconnect or HttpError."""
+        task = asyncio.create_task(work)
+        waits = (wait_for_disconnect(request.receive), self._draining.wait())
+        tasks: list[asyncio.Task[Any]] = [task, *map(asyncio.create_task, waits)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done():
+            if not task.done():
                 self._models.check_open()
                 raise ClientDisconnect
-            tasks[0].result()
+            return task.result()
         finally:
-            for task in tasks:
-                task.cancel()
+            for one in tasks:
+                one.cancel()
 
     async def _read_body(self, request: Request) -> bytes:
         """Return a body of JSON, which may be neither larger nor slower than the limits."""
