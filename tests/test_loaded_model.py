@@ -53,6 +53,14 @@ def test_other_calls_between_two_tokens_change_nothing(model):
     assert "".join(pieces) == expected
 
 
+def test_the_logits_after_a_text_do_not_depend_on_the_texts_before(model):
+    loaded = model._loaded
+    ids = loaded.encode("What is the king")
+    for text in (ids[:3], ids[:4], ids, ids, ids[:2], [*ids[:2], *ids], ids[:1]):
+        fresh = loaded.engine.clone().extend([text])
+        assert loaded.next_logits(text) == pytest.approx(fresh, abs=1e-5)
+
+
 def test_texts_of_eight_threads_equal_each_text_alone(model):
     n_texts = 300 if model._loaded.engine.name == "kernels" else 60
     calls = [

@@ -23,7 +23,7 @@ from tgen.checkpoint.model_dir import (
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest
-from tgen.engine.base import Engine, PromptCache, common_prefix_length
+from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import ModelError, UsageError
 from tgen.generation.logprobs import TokenLogprobs, TokenScores, score_prompt, score_stream
@@ -59,7 +59,7 @@ def open_model(
         bundle = load_without_weights(path, tied_embeddings=cached.tied_embeddings)
         if bundle.stamp == cached.stamp:  # the model has not changed meanwhile
             packed = cached.map(bundle.config)
-            return LoadedModel(bundle, open_engine(bundle, options, packed=packed))
+            return LoadedModel(bundle, open_engine(bundle, options, packed=packed), options)
     bundle = load_bundle(path, adapter=adapter)
     n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
     engine = open_engine(bundle, options)
@@ -67,7 +67,7 @@ def open_model(
     store, is_default = None, options.dtype in (None, stored)
     if bundle.adapter is None:
         store = prepare_store(bundle, engine, n_weights=n_weights, is_default=is_default)
-    return LoadedModel(bundle, engine, store)
+    return LoadedModel(bundle, engine, options, store)
 
 
 def make_vocabulary(bundle: ModelBundle) -> Vocabulary:
@@ -98,13 +98,19 @@ class LoadedModel:
     """
 
     def __init__(
-        self, bundle: ModelBundle, engine: Engine, after_text: Callable[[], None] | None = None
+        self,
+        bundle: ModelBundle,
+        engine: Engine,
+        options: EngineOptions = DEFAULT_ENGINE,
+        after_text: Callable[[], None] | None = None,
     ) -> None:
         self.bundle = bundle
         self.engine = engine
+        self.options = options
         # One engine is stored for the next text. No lock: the garbage collector may end a
         # generator, and so return its engine, at any point of any thread.
         self._idle: deque[Engine] = deque([engine], maxlen=1)
+        self._followed: deque[tuple[Engine, list[int]]] = deque(maxlen=1)
         self._after_text = [after_text] if after_text else []
 
     @property
@@ -245,6 +251,23 @@ class LoadedModel:
                 self._after_text.pop()()
         finally:
             self._idle.append(engine)
+
+    def next_logits(self, ids: Sequence[int]) -> Logits:
+        """Return the logits (1, V) after a text of at least one token that fits the context.
+
+        Only what differs from the text of the last call is computed. Raises ModelError if the
+        memory has no room.
+        """
+        try:
+            engine, known = self._followed.pop()
+        except IndexError:
+            engine, known = self.engine.clone(), []
+        n_known = min(common_prefix_length(known, ids), len(ids) - 1)
+        engine.rewind([n_known])
+        engine.check_room([len(ids)])
+        logits = engine.extend([ids[n_known:]])
+        self._followed.append((engine, list(ids)))
+        return logits
 
     def pieces(self, tokens: Iterable[Token]) -> Iterator[tuple[Token, bytes]]:
         """Yield each token of one sequence with the whole characters that it completes."""

@@ -2,12 +2,14 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.command import tgen
+from support.command import clean_environment, tgen
 from support.servers import ServerProcess, serving
 from tgen.checkpoint.model_dir import load
 from tgen.checkpoint.model_lookup import shipped_model
@@ -135,6 +137,69 @@ def test_a_text_streams_and_its_command_repeats_it(page: Page) -> None:
     chips = page.all("#text .chip")
     assert len(chips) == 42
     assert "40 tokens" in page.find("status").text
+
+
+@pytest.mark.parametrize("prompt", ["-", "a\0b", "\0", "\ufeffWhat", "it's\té\n", "\x1b[1m\\"])
+def test_the_command_repeats_prompts_that_a_shell_could_change(page: Page, prompt: str) -> None:
+    page.wait(page.find("main").is_displayed)
+    page.run("document.getElementById('prompt').value = arguments[0]", prompt)
+    page.find("max-tokens").clear()
+    page.find("max-tokens").send_keys("12")
+    page.find("continue").click()
+    page.wait_for_end()
+    script = 'tgen() { "$0" -m tgen "$@" --quiet --threads 1; }; '
+    script += page.find("command").get_property("textContent")
+    shell = ["bash", "-c", script, sys.executable]
+    folder = SHIPPED.parent.parent  # where --model finds it
+    environment = clean_environment()
+    done = subprocess.run(shell, capture_output=True, cwd=folder, env=environment, check=True)
+    assert page.generated().strip() == done.stdout.strip()
+
+
+def test_a_branch_of_a_chat_keeps_its_control_tokens(browser: Any, chat_model: Path) -> None:
+    with serving(chat_model) as server:
+        page = Page(browser, server.url)
+        page.open()
+        page.wait(page.find("main").is_displayed)
+
+        def say(text: str, *, n_branches: int) -> None:
+            page.find("prompt").send_keys(text)
+            page.find("max-tokens").clear()
+            page.find("max-tokens").send_keys("8")
+            page.find("continue").click()
+            page.wait(lambda: len(page.all(".branch")) == n_branches)
+            page.wait(lambda: not page.find("stop").is_enabled())
+
+        say("What is", n_branches=1)
+        say("Why", n_branches=2)
+        prompt = [chip.text for chip in page.all("#text .chip.prompt")]
+        assert prompt.count("<|im_start|>") >= 4
+        page.all("#text .chip:not(.prompt)")[2].click()
+        page.all("#alternatives button:not([disabled])")[0].click()
+        page.wait(lambda: len(page.all(".branch")) == 3)
+        page.wait(lambda: not page.find("stop").is_enabled())
+        assert [chip.text for chip in page.all("#text .chip.prompt")][: len(prompt)] == prompt
+        roles = [item.get_attribute("className") for item in page.all("#messages li")]
+        assert roles == ["user", "assistant", "user", "assistant"]
+        assert browser.get_log("browser") == []
+
+
+def test_the_command_names_the_dtype_of_the_server(browser: Any) -> None:
+    with serving(SHIPPED, "--dtype", "int4") as server:
+        page = Page(browser, server.url)
+        page.open()
+        page.write(TEXT, seed=3)
+        assert page.command()[-2:] == ["--dtype", "int4"]
+        assert page.generated().strip() == repeat(page).strip()
+
+
+def test_numbers_out_of_range_start_nothing(page: Page) -> None:
+    page.wait(page.find("main").is_displayed)
+    for name, value in (("max-tokens", "0"), ("max-tokens", "2.5"), ("seed", "9007199254740993")):
+        page.run("document.getElementById(arguments[0]).value = arguments[1]", name, value)
+        page.find("continue").click()
+        assert page.find("status").text == ""
+        assert page.all(".branch") == []
 
 
 def test_a_click_on_an_alternative_branches_and_the_command_repeats_the_branch(page: Page) -> None:

@@ -85,6 +85,7 @@ def model_facts(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[s
     with suppress(ModelError):
         has_template = bool(model.chat_format)
     defaults = SamplingConfig(**model.defaults)
+    options = ((name, getattr(model.options, name)) for name in ("device", "dtype", "cache_dtype"))
     return {
         "name": name,
         "family": config.family,
@@ -93,6 +94,7 @@ def model_facts(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[s
         "layers": config.n_layers,
         "heads": config.n_heads,
         "dtype": model.engine.dtype,
+        "engine": {field: value for field, value in options if value not in (None, "auto")},
         "chat": has_template,
         "residual_stream": not config.post_norm,
         "controls": {
@@ -131,10 +133,7 @@ def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[st
     ids = validate(_Position, values).ids
     check_ids(ids, model.tokenizer.vocab_size, "ids")
     _check_length(model, ids)
-    with model.borrow_engine() as engine:
-        reset(engine, 1)
-        engine.check_room([len(ids)])
-        logits = model.vocabulary.only_tokens(engine.extend([ids]))
+    logits = model.vocabulary.only_tokens(model.next_logits(ids))
     ((likely,), _) = sort_candidates(logits, _NAMED)
     bytes_of = model.vocabulary.bytes_of
     return {

@@ -6,28 +6,36 @@ if (location.hash) history.replaceState(null, '', location.pathname);
 let key = fragment.get('key') ?? '';
 export const firstText = fragment.get('text');
 
+let asked = null;  /* the promise of a key, shared by requests that wait for one */
+
 /* Show the form until a key is typed. */
 function askForKey() {
   const form = byId('key-form');
+  if (key) byId('key-about').textContent = 'The server did not accept the key.';
   form.hidden = false;
   byId('key').focus();
-  return new Promise((resolve) => {
+  asked ??= new Promise((resolve) => {
     form.addEventListener('submit', (event) => {
       event.preventDefault();
       key = byId('key').value.trim();
       byId('key').value = '';
       form.hidden = true;
+      asked = null;
       resolve();
     }, { once: true });
   });
+  return asked;
 }
 
 async function send(path, body, signal) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const utf8 = String.fromCharCode(...new TextEncoder().encode(key));  /* headers are bytes */
+  const headers = key ? { Authorization: `Bearer ${utf8}` } : {};
   if (body) headers['Content-Type'] = 'application/json';
   const method = body ? 'POST' : 'GET';
   const options = { method, headers, signal, body: body && JSON.stringify(body) };
-  const response = await fetch(path, options);
+  const response = await fetch(path, options).catch((error) => {
+    throw error.name === 'AbortError' ? error : new Error('the server does not answer');
+  });
   if (response.status === 401) {
     await askForKey();
     return send(path, body, signal);

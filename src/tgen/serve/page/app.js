@@ -16,7 +16,6 @@ const VIEWS = ['choose', 'attend', 'inside', 'sources', 'time'];
 let facts = null;  /* of the model */
 let tokens = [];  /* of the shown branch, with those of its prompt */
 let selected = -1;  /* index of a token */
-let messages = [];  /* of a chat */
 let running = null;  /* an AbortController while a text is generated */
 
 const text = new TokenText(byId('text'), { onHover: pointAt, onSelect: select });
@@ -33,8 +32,8 @@ const setError = (error) => { byId('error').textContent = error ? error.message 
 /* Decode the bytes of tokens; control tokens, which have none, show their names. */
 function read(list) {
   return list.map((token) => ({
-    ...token, bytes: fromBase64(token.bytes),
-    label: token.bytes ? token.label : facts.controls[token.id] ?? token.label,
+    ...token, bytes: fromBase64(token.bytes), label: facts.controls[token.id] ?? token.label,
+    top: read(token.top ?? []),
   }));
 }
 
@@ -71,30 +70,37 @@ function openView(name) {
   showView();
 }
 
-/* Start a branch: its prompt is bytes, or the messages of a chat. */
+/* Start a branch: its prompt is bytes, or the messages of a chat, or `ids`, where the text before it
+   has control tokens. */
 async function write(branch, parent) {
+  const isValid = ['max-tokens', 'seed'].every((name) => byId(name).reportValidity());
+  if (!isValid) return;
   if (running) running.abort();
   const controller = running = new AbortController();
   byId('stop').disabled = false;
   setError(null);
   setStatus('reading the prompt …');
   try {
-    const prompt = branch.messages ? { messages: branch.messages } : { bytes: toBase64(branch.prompt) };
+    const prompt = branch.ids ? { ids: branch.ids }
+      : branch.messages ? { messages: branch.messages } : { bytes: toBase64(branch.prompt) };
     const scored = await ask(
       'tgen/tokens', { model: facts.name, top: TOP, ...prompt }, controller.signal);
     branch.tokens = read(scored.tokens);
     branch.nPrompt = branch.tokens.length;
+    branch.answer ??= branch.nPrompt;
+    branch.ends ??= scored.ends;
     branch.sampling = choose.sampling();
     branches.add(branch, parent);
     showBranch(branch);
+    if (branch.messages) byId('prompt').value = '';
+    if (document.activeElement === document.body) text.focus();  /* the button has gone */
     const body = {
       model: facts.name, prompt: branch.tokens.map(({ id }) => id), logprobs: TOP,
       max_tokens: Number(byId('max-tokens').value), ...branch.sampling,
     };
-    if (branch.messages) body.stop_token_ids = scored.ends;
+    if (branch.messages) body.stop_token_ids = branch.ends;
     if (byId('seed').value !== '') body.seed = Number(byId('seed').value);
     await receive(branch, body, controller.signal);
-    if (branch.messages) addMessage('assistant', textOf(branch));
   } catch (error) {
     if (error.name !== 'AbortError') setError(error);
     setStatus(error.name === 'AbortError' ? 'stopped' : '');
@@ -104,13 +110,23 @@ async function write(branch, parent) {
       showNewTokens(branch);
       byId('stop').disabled = true;
       branches.draw();
+      showMessages();
       showView();
     }
   }
 }
 
-const textOf = (branch) => new TextDecoder().decode(
-  joined(branch.tokens.slice(branch.nPrompt).map(({ bytes }) => bytes)));
+/* Return the messages of a branch; an answer that has no text yet is missing. */
+function conversation({ messages, tokens: all, answer }) {
+  const content = new TextDecoder().decode(joined(all.slice(answer).map(({ bytes }) => bytes)));
+  return content ? [...messages, { role: 'assistant', content }] : messages;
+}
+
+function showMessages() {
+  const shown = branches.current?.messages ? conversation(branches.current) : [];
+  byId('messages').replaceChildren(...shown.map(({ role, content }) => make('li', { className: role },
+    make('b', {}, role === 'user' ? 'You' : 'Model'), ' ', content)));
+}
 
 async function receive(branch, body, signal) {
   const began = performance.now();
@@ -127,7 +143,8 @@ async function receive(branch, body, signal) {
     const n = branch.tokens.length - branch.nPrompt;
     const seconds = (performance.now() - began) / 1000;
     const { finish } = added.at(-1);
-    const why = { stop: ' · the text ended', length: '', context: ' · the context is full' }[finish];
+    const isFull = branch.tokens.length >= facts.context;
+    const why = { stop: ' · the text ended', length: isFull ? ' · the context is full' : '' }[finish];
     setStatus(`${n} tokens · ${(n / seconds).toFixed(0)} tokens/s${why ?? ' …'}`);
   }
 }
@@ -146,13 +163,14 @@ function showBranch(branch) {
   text.add(tokens.slice(0, branch.nPrompt), { isPrompt: true });
   text.add(tokens.slice(branch.nPrompt), { isPrompt: false });
   showCommand();
+  showMessages();
   select(tokens.length - 1);
 }
 
 function showCommand() {
   const branch = branches.current;
   const repeatable = branch && branch.seed !== undefined && branch.tokens.length > branch.nPrompt &&
-    (!branch.messages || branch.messages.length === 1);
+    !branch.ids && (!branch.messages || branch.messages.length === 1);
   byId('command').textContent = repeatable ? commandOf(branch, facts) : '';
   byId('copy').hidden = !repeatable;
 }
@@ -160,15 +178,20 @@ function showCommand() {
 /* Continue from an alternative of a token: the text before it and the alternative are the prompt. */
 function branchAt(index, one) {
   const parent = branches.current;
-  const prompt = joined([...tokens.slice(0, index).map(({ bytes }) => bytes), fromBase64(one.bytes)]);
-  if (!prompt.length) return;
-  write({ name: `‘${one.label}’ at ${index}`, prompt }, parent);
+  const name = `‘${one.label}’ at ${index}`;
+  const { messages, answer, ends } = parent;
+  const before = [...tokens.slice(0, index), one];
+  if (messages && index >= answer) {
+    write({ name, ids: before.map(({ id }) => id), messages, answer, ends }, parent);
+  } else {
+    write({ name, ...asPrompt(before) }, parent);
+  }
 }
 
-function addMessage(role, content) {
-  messages.push({ role, content });
-  byId('messages').append(make('li', { className: role },
-    make('b', {}, role === 'user' ? 'You' : 'Model'), ' ', content));
+/* Return tokens as a prompt of bytes, or of ids if some have no bytes. */
+function asPrompt(list) {
+  if (list.some(({ bytes }) => !bytes.length)) return { ids: list.map(({ id }) => id) };
+  return { prompt: joined(list.map(({ bytes }) => bytes)) };
 }
 
 function onContinue() {
@@ -176,13 +199,13 @@ function onContinue() {
   const parent = branches.current;
   if (isChat()) {
     if (!typed.trim()) return;
-    addMessage('user', typed);
-    byId('prompt').value = '';
+    const before = parent?.messages ? conversation(parent) : [];
+    const isAnswered = before.at(-1)?.role !== 'user';
+    const messages = [...(isAnswered ? before : before.slice(0, -1)), { role: 'user', content: typed }];
     const prompt = new TextEncoder().encode(typed);
-    write({ name: typed.slice(0, 40), prompt, messages: [...messages] }, parent);
+    write({ name: typed.slice(0, 40), prompt, messages }, parent);
   } else if (parent && parent.typed === typed && !parent.messages && parent.tokens.length) {
-    const prompt = joined(parent.tokens.map(({ bytes }) => bytes));
-    write({ name: 'continued', prompt, typed }, parent);
+    write({ name: 'continued', ...asPrompt(parent.tokens), typed }, parent);
   } else {
     const prompt = new TextEncoder().encode(typed || byId('prompt').placeholder);
     write({ name: typed.slice(0, 40) || 'What is', prompt, typed }, null);
@@ -193,10 +216,9 @@ function clear() {
   running?.abort();
   tokens = [];
   selected = -1;
-  messages = [];
   text.clear();
   branches.clear();
-  byId('messages').replaceChildren();
+  showMessages();
   byId('command').textContent = '';
   byId('copy').hidden = true;
   byId('alternatives-box').hidden = true;

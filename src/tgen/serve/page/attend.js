@@ -14,6 +14,12 @@ export class Attend {
     this.loadHeads = newestOnly(this.fetchHeads.bind(this), onError);
     this.loadMatrix = newestOnly(this.fetchMatrix.bind(this), onError);
     this.thumbnails = new Thumbnails(byId('thumbnails'), ({ layer, head }) => this.pick(layer, head));
+    byId('matrix').addEventListener('keydown', (event) => {
+      const [step] = ARROWS[event.key] ?? [0];
+      if (!step || !this.matrix) return;
+      event.preventDefault();
+      this.onSelect(Math.min(Math.max(this.query + step, 0), this.matrix.size - 1));
+    });
   }
 
   setModel(facts) {

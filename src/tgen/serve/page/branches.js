@@ -2,9 +2,9 @@
 
 const SAFE = /^[\x20-\x7e\n]*$/u;
 
-/* Return bytes as one word of a POSIX shell. */
+/* Return bytes as one word of bash. */
 function quote(bytes) {
-  const text = new TextDecoder().decode(bytes);
+  const text = new TextDecoder('utf-8', { ignoreBOM: true }).decode(bytes);
   if (SAFE.test(text)) return `'${text.replaceAll("'", "'\\''")}'`;
   const escaped = Array.from(bytes, (byte) => {
     const character = String.fromCharCode(byte);
@@ -15,12 +15,20 @@ function quote(bytes) {
   return `$'${escaped.join('')}'`;
 }
 
-/* Return the command that repeats a branch; flags that the model sets itself are left out. */
+/* Return the command that repeats a branch; flags that the model sets itself are left out. An
+   argument cannot have a zero byte, and the prompt - means stdin. */
 export function commandOf(branch, facts) {
-  const words = ['tgen generate', `--model ${quote(new TextEncoder().encode(facts.name))}`];
+  const { prompt } = branch;
+  const isPiped = prompt.includes(0) || (prompt.length === 1 && prompt[0] === 0x2d);
+  const octal = Array.from(prompt, (byte) => `\\${byte.toString(8).padStart(3, '0')}`).join('');
+  const words = isPiped ? [`printf '${octal}' |`] : [];
+  words.push('tgen generate', `--model ${quote(new TextEncoder().encode(facts.name))}`);
   if (branch.messages) words.push('--chat');
-  words.push(`--prompt ${quote(branch.prompt)}`, `--seed ${branch.seed}`);
+  words.push(`--prompt ${isPiped ? '-' : quote(prompt)}`, `--seed ${branch.seed}`);
   words.push(`-n ${branch.tokens.length - branch.nPrompt}`);
+  for (const [name, value] of Object.entries(facts.engine)) {
+    words.push(`--${optionName(name)} ${value}`);
+  }
   for (const [name, value] of Object.entries(branch.sampling)) {
     if (value !== facts.sampling[name]) words.push(`--${optionName(name)} ${value}`);
   }

@@ -1,21 +1,14 @@
 /* The samplers: sliders, and the candidates for the next token that each of them cuts. */
 
-import { ask, newestOnly } from './api.js';
+import { ask } from './api.js';
 import { distribution, readLogits } from './samplers.js';
 
 const ROWS = 20;
 
 export class Choose {
-  constructor() {
-    this.load = newestOnly(this.fetch.bind(this), (error) => {
-      byId('choose-about').textContent = error.message;
-    });
-  }
-
   setModel(facts) {
     this.facts = facts;
-    this.ids = [];
-    this.logits = null;
+    this.wanted = this.shown = null;
     this.settings = { ...facts.sampling };
     addSliders(byId('sliders'), this.settings, facts.vocabulary, () => this.draw());
   }
@@ -27,42 +20,58 @@ export class Choose {
 
   /* Show the candidates after token `index` of a branch. */
   show(branch, index) {
-    this.ids = branch.tokens.slice(0, index + 1).map(({ id }) => id);
-    this.counts = new Map();  /* penalties count generated tokens */
-    for (const id of this.ids.slice(branch.nPrompt)) {
-      this.counts.set(id, (this.counts.get(id) ?? 0) + 1);
-    }
-    this.names = new Map(branch.tokens.map((token) => [token.id, token]));
-    this.label = branch.tokens[index].label;
-    this.following = branch.tokens[index + 1]?.id;
-    this.logits = null;  /* those of another position */
-    this.load();
+    const ids = branch.tokens.slice(0, index + 1).map(({ id }) => id);
+    const counts = new Map();  /* penalties count generated tokens */
+    for (const id of ids.slice(branch.nPrompt)) counts.set(id, (counts.get(id) ?? 0) + 1);
+    this.wanted = {
+      facts: this.facts, ids, counts, label: branch.tokens[index].label,
+      names: new Map(branch.tokens.map((token) => [token.id, token])),
+      following: branch.tokens[index + 1]?.id,
+    };
+    this.follow();
   }
 
-  async fetch(signal) {
-    if (!this.ids.length || this.ids.length > this.facts.context) return;
-    const { ids, facts } = this;
-    const answer = await ask('tgen/next', { model: facts.name, ids }, signal);
-    this.logits = readLogits(answer.logits);
-    for (const token of answer.likely) this.names.set(token.id, token);
+  /* Show one position at a time, then the newest: a text may grow faster than answers come. */
+  async follow() {
+    if (this.isBusy) return;
+    this.isBusy = true;
+    while (this.wanted) {
+      const { wanted } = this;
+      this.wanted = null;
+      try {
+        await this.fetch(wanted);
+      } catch (error) {
+        byId('choose-about').textContent = error.message;
+      }
+    }
+    this.isBusy = false;
+  }
+
+  async fetch(position) {
+    const { facts, ids, names } = position;
+    if (ids.length > facts.context) return;
+    const answer = await ask('tgen/next', { model: facts.name, ids });
+    if (facts !== this.facts) return;
+    for (const { id, label } of answer.likely) names.set(id, { label: facts.controls[id] ?? label });
+    this.shown = { ...position, logits: readLogits(answer.logits) };
     this.draw();
   }
 
   draw() {
-    if (!this.logits) return;
-    const { candidates, rest } = this.logits;
-    const counted = candidates.map((one) => ({ ...one, count: this.counts.get(one.id) ?? 0 }));
+    if (!this.shown) return;
+    const { ids, counts, names, label, following, logits: { candidates, rest } } = this.shown;
+    const counted = candidates.map((one) => ({ ...one, count: counts.get(one.id) ?? 0 }));
     const { rows, steps } = distribution(counted, rest, this.settings);
-    const known = rows.filter(({ id }) => this.names.has(id));
+    const known = rows.filter(({ id }) => names.has(id));
     known.sort((a, b) => Math.max(b.model, b.probability) - Math.max(a.model, a.probability));
     byId('choose-about').replaceChildren(
-      'Candidates after ', make('b', { className: 'token' }, this.label),
+      'Candidates after ', make('b', { className: 'token' }, label),
       ': the bar is the probability that samplers leave; in parentheses, the model’s own.');
     byId('bars').replaceChildren(...known.slice(0, ROWS).map((one) => {
       const cut = one.probability === 0;
       const why = cut ? `cut by ${optionName(one.removedBy)}` : percent(one.probability);
-      const name = tokenText(this.names.get(one.id).label);
-      if (one.id === this.following) name.push(make('small', {}, ' ← in the text'));
+      const name = tokenText(names.get(one.id).label);
+      if (one.id === following) name.push(make('small', {}, ' ← in the text'));
       return barRow(one.probability, name, `${why} (${percent(one.model)})`,
         { className: cut ? 'cut' : '', 'data-id': one.id, 'data-final': one.probability });
     }));
@@ -70,6 +79,6 @@ export class Choose {
       `${optionName(sampler)} cuts ${n.toLocaleString('en')} (${percent(probability)})`);
     byId('bars-rest').textContent = parts.join(' · ');
     Object.assign(byId('bars').dataset,
-      { sampling: JSON.stringify(this.settings), position: this.ids.length });
+      { sampling: JSON.stringify(this.settings), position: ids.length });
   }
 }

@@ -42,6 +42,10 @@ export class TokenText {
     chip.tabIndex = 0;
     reveal(this.box, chip.offsetLeft, chip.offsetTop, chip.offsetWidth, chip.offsetHeight);
   }
+
+  focus() {
+    this.chips[this.selected]?.focus();
+  }
 }
 
 /* List the alternatives of a token; `onChoose` receives the one that is clicked. */
