@@ -296,6 +296,15 @@ def test_attention_equals_the_inspector(page: Page) -> None:
     assert weights == sorted(weights, reverse=True)
 
 
+def test_arrow_keys_move_the_query_of_the_matrix(page: Page) -> None:
+    page.write(TEXT, seed=3, n=5)
+    page.find("tab-attend").click()
+    page.wait(lambda: page.all("#looks li"))
+    assert "(6)" in page.find("title-looks").text
+    page.find("matrix").send_keys("\ue013")  # up
+    page.wait(lambda: "(5)" in page.find("title-looks").text)
+
+
 def test_parts_sum_to_the_logit_and_the_lens_ends_with_the_prediction(page: Page) -> None:
     page.write(TEXT, seed=3, n=12)
     page.find("tab-inside").click()
