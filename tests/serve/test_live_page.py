@@ -161,11 +161,12 @@ def test_a_branch_of_a_chat_keeps_its_control_tokens(browser: Any, chat_model: P
         page = Page(browser, server.url)
         page.open()
         page.wait(page.find("main").is_displayed)
+        page.find("seed").send_keys("3")
+        page.find("max-tokens").clear()
+        page.find("max-tokens").send_keys("8")
 
         def say(text: str, *, n_branches: int) -> None:
             page.find("prompt").send_keys(text)
-            page.find("max-tokens").clear()
-            page.find("max-tokens").send_keys("8")
             page.find("continue").click()
             page.wait(lambda: len(page.all(".branch")) == n_branches)
             page.wait(lambda: not page.find("stop").is_enabled())

@@ -266,15 +266,19 @@ byId('continue').addEventListener('click', onContinue);
 byId('stop').addEventListener('click', () => running?.abort());
 byId('new').addEventListener('click', clear);
 byId('prompt').addEventListener('keydown', (event) => {
-  if (event.key !== 'Enter' || event.shiftKey || (!event.ctrlKey && !isChat())) return;
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  if (!event.ctrlKey && !isChat()) return;
   event.preventDefault();
   onContinue();
 });
 for (const input of document.getElementsByName('mode')) {
   input.addEventListener('change', () => { clear(); onMode(); });
 }
-byId('copy').addEventListener('click', () =>
-  navigator.clipboard.writeText(byId('command').textContent));
+byId('copy').addEventListener('click', () => {
+  getSelection().selectAllChildren(byId('command'));
+  /* Browsers have a clipboard for pages of this machine or over HTTPS. */
+  navigator.clipboard?.writeText(byId('command').textContent);
+});
 byId('tabs').addEventListener('click', ({ target }) => {
   if (target.role === 'tab') openView(target.id.slice('tab-'.length));
 });
