@@ -54,7 +54,11 @@ class Thumbnails {
       const isSelected = dataset.layer === String(layer) && dataset.head === headName(head);
       button.setAttribute('aria-pressed', isSelected);
       button.tabIndex = isSelected ? 0 : -1;
-      if (isSelected) this.selected = button;
+      if (isSelected) {
+        this.selected = button;
+        const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = button;
+        reveal(this.box, offsetLeft, offsetTop, offsetWidth, offsetHeight);
+      }
     }
   }
 
