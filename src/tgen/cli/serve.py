@@ -59,7 +59,7 @@ class ServeOptions:
     open_page: bool = option(False, "Open the live page in a browser.", "--open")
     api_key: str | None = option(
         None,
-        "Key that every request but /health must send.",
+        "Key that requests must send, except for /health and the files of the live page.",
         "--api-key",
         metavar="KEY",
         shown_default=f"the environment variable {KEY_VARIABLE}, else none",
@@ -72,7 +72,9 @@ class ServeOptions:
         metavar="ORIGIN",
     )
     sources: bool = option(
-        False, "Show passages of the training text to other machines, too.", "--sources"
+        False,
+        "Show passages of the training text even if other machines can reach the server.",
+        "--sources",
     )
     log: Literal["text", "json", "off"] | None = option(
         None,
@@ -98,7 +100,8 @@ class ServeOptions:
     )
     max_open: int = _limit(
         512,
-        "Number of requests that may be open; further ones get status 503, but not /health.",
+        "Number of requests that may be open; further ones get status 503, except /health and "
+        "/metrics.",
         "--max-open",
         low=1,
         high=100_000,
@@ -194,8 +197,8 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serve models over OpenAI's, Ollama's and llama.cpp's HTTP APIs.
 
-    In a browser, / is a live page: it writes with the model and shows how. For other clients,
-    GET / lists the paths; /health and /metrics are for supervision.
+    In a browser, / is a live page: it writes with the model and shows how each token was chosen.
+    For other clients, GET / lists the paths; /health and /metrics are for supervision.
     The texts of a model are generated together; each depends only on its own request and seed.
     Sampling defaults are those of tgen generate.
 

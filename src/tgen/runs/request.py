@@ -122,7 +122,7 @@ class RunRequest:
     index: bool = _output(
         False,
         "Store the training text with an index for `tgen inspect --view sources`, in the training "
-        "directory and for you only.",
+        "directory, readable only by you.",
         "--index",
     )
     device: Device = device_option("Hardware")

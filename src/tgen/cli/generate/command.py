@@ -53,7 +53,8 @@ def generate(options: GenerateOptions) -> None:
     Defaults come from the model's generation_config.json; flags override them. Under torchrun, the
     processes share the rows of --input, and one of them writes the texts in order.
 
-    The exit status is 1 if a row of --input was invalid, or if a constrained text was cut off.
+    The exit status is 1 if a row of --input was invalid, a text failed, or a constrained text was
+    cut off.
     """
     from tgen.cli.distributed import join_ranks
 

@@ -62,7 +62,7 @@ class InspectOptions(ViewOptions):
     )
     live: bool = option(
         False,
-        "Open the live page of tgen serve in a browser; it continues the text.",
+        "Open the live page of tgen serve in a browser, with the prompt if one is given.",
         "--live",
     )
     device: Device = device_option()
