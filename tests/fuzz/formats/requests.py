@@ -95,9 +95,21 @@ _BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/detokenize", {"tokens": [65, 195], "model": "plain"}),
     ("/apply-template", {"messages": _CALLED, "tools": [_TOOL]}),
     ("/v1/embeddings", {"input": "a", "model": "tiny", "encoding_format": "float"}),
+    ("/tgen/model", {"model": "plain"}),
+    ("/tgen/tokens", {"model": "tiny", "bytes": "YcOp", "top": 3}),
+    ("/tgen/tokens", {"messages": _CALLED[:1], "top": 0}),
+    ("/tgen/generate", {**_PLAIN, "prompt": [65, 66], "logprobs": 3, "stream": True}),
+    ("/tgen/next", {"model": "plain", "ids": [65, 66, 67]}),
+    ("/tgen/cache", {"ids": [65], "length": 9}),
+    ("/tgen/sources", {"text": "a b"}),
+    ("/tgen/heads", {"ids": [65, 66, 67]}),
+    ("/tgen/attention", {"ids": [65, 66, 67], "layer": 1, "head": 1}),
+    ("/tgen/lens", {"ids": [65, 66, 67], "query": 2}),
+    ("/tgen/why", {"ids": [65, 66, 67], "query": 1, "target": 67}),
 ]
 _PATHS = ["/", "/health", "/metrics", "/v1/models", "/v1/models/tiny", "/api/version", "/api/tags"]
 _PATHS += ["/props?model=plain", "http://127.0.0.1/v1/models/", "/favicon.ico", "*", "/api/embed"]
+_PATHS += ["/tgen/page/app.js", "/tgen/page/..%2fapp.py", "/tgen/page/", "/tgen/model?model=tiny"]
 _PATHS += ["/v1/models/%ff%00%0a", "/v1/models/..%2f..%2fetc%2fpasswd", "/props?model=%ff&model=x"]
 _HOST = {"host": "127.0.0.1:8000"}
 _JSON = {**_HOST, "content-type": "application/json"}
