@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from support.command import start, tgen
+from support.models import make_model
 from support.servers import ServerProcess, serving
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_dir import load
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.loaded_model import LoadedModel
+from tgen.tokenizer import train_char
 
 TEXT = "What is a tree?"
 
@@ -52,6 +55,17 @@ def test_tokens_are_those_of_the_prompt_with_their_probabilities(
     chat = ask(served, "tokens", messages=messages, top=0)
     assert [token["id"] for token in chat["tokens"]] == loaded.chat_format.encode(messages)
     assert set(loaded.chat_format.end_ids) <= set(chat["ends"])
+
+
+def test_a_model_without_a_template_refuses_messages_without_its_path(tmp_path: Path) -> None:
+    tokenizer = train_char([b"a b"])
+    plain = make_model("llama", vocab_size=tokenizer.vocab_size, context_length=32)
+    model_dir.save(tmp_path / "plain", plain.config, tokenizer, plain.to_arrays())
+    with serving(tmp_path / "plain") as server:
+        body = {"messages": [{"role": "user", "content": "a"}]}
+        error = server.post("/tgen/tokens", body).json()["error"]
+    assert error["code"] == "no_template"
+    assert str(tmp_path) not in error["message"]
 
 
 def test_generated_tokens_are_those_of_the_completion(

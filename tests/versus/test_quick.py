@@ -11,7 +11,7 @@ from support.command import PythonFork
 from versus import harness
 
 LIBRARIES = {
-    *("harness", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
+    *("harness", "chromium", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
     *("serving.http_client", "tuning.chats"),
 }
 ROOT = Path(harness.__file__).parent

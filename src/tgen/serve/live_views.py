@@ -22,7 +22,7 @@ from tgen.loaded_model import LoadedModel
 from tgen.runs import saved_state
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import JsonObject, Objects, Unicode, is_ids, validate
-from tgen.serve.preparation import check_ids
+from tgen.serve.preparation import check_ids, find_chat_format
 from tgen.serve.text_request import ChatRequest, to_request
 from tgen.serve.token_answer import MAX_TOP, describe_token, name_token
 
@@ -116,7 +116,8 @@ def tokens(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, A
         ids = request.ids
     elif request.messages is not None:
         chat = to_request({"messages": request.messages}, ChatRequest, name)
-        ids, ends = model.chat_format.encode(chat.conversation), model.chat_format.end_ids | ends
+        chat_format = find_chat_format(model, chat)
+        ids, ends = chat_format.encode(chat.conversation), chat_format.end_ids | ends
     else:
         ids = model.encode(request.bytes or b"")
     _check_length(model, ids)
