@@ -4,7 +4,9 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from tgen.checkpoint.model_dir import load
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.loaded_model import LoadedModel
+from tgen.machine.child import Child
+from tgen.serve.http_error import HttpError
+from tgen.serve.inspection import InspectionProcess
 from tgen.tokenizer import train_char
 
 TEXT = "What is a tree?"
@@ -196,6 +201,33 @@ def test_sources_are_shown_on_this_machine_or_with_the_option(tmp_path: Path) ->
     for more, status in (([], 403), (["--sources"], 200)):
         with serving(out, "--host", "0.0.0.0", *more, key="k") as server:
             assert server.post("/tgen/sources", {"text": "a rare line"}).status_code == status
+
+
+def test_a_model_that_has_changed_is_not_inspected(chat_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(chat_model, tmp_path / "m")
+    with serving(tmp_path / "m") as server:
+        weights = tmp_path / "m" / "model.safetensors"
+        os.utime(weights, ns=(0, 10**18))
+        answer = server.post("/tgen/heads", {"ids": [5, 6]})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_not_loaded"
+        weights.unlink()
+        answer = server.post("/tgen/heads", {"ids": [5, 6]})
+        assert answer.status_code == 503
+        assert str(tmp_path) not in answer.text
+
+
+def test_closing_ends_an_inspection_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    inspection = InspectionProcess()
+    silent = Child("-c", "import sys; sys.stdin.read()")
+    monkeypatch.setattr(inspection, "_child", silent)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(inspection._ask, "{}")
+        while silent.process is None:
+            pass
+        inspection.close()
+        with pytest.raises(HttpError, match="memory"):
+            answer.result()
 
 
 @pytest.mark.parametrize("command", ["serve", "inspect"])

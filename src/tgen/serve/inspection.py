@@ -16,7 +16,7 @@ from pydantic import Field
 
 from tgen.loaded_model import LoadedModel
 from tgen.machine import child
-from tgen.serve.http_error import HttpError, bad_request, busy, timed_out
+from tgen.serve.http_error import HttpError, bad_request, busy, timed_out, unavailable
 from tgen.serve.json_body import JsonObject, validate
 from tgen.serve.live_views import Ids
 from tgen.serve.preparation import check_ids
@@ -63,18 +63,24 @@ class InspectionProcess:
                 waited += _POLL_SECONDS
             bundle = model.bundle
             line = request.model_dump() | {"view": view, "path": str(bundle.path)}
+            line["stamp"] = str(bundle.stamp)
             line["adapter"] = None if bundle.adapter is None else str(bundle.adapter)
             run = asyncio.get_running_loop().run_in_executor
             answer = await run(self._thread, partial(self._ask, json.dumps(line)))
         finally:
             self._n_waiting -= 1
+        if "not_loaded" in answer:
+            raise unavailable(
+                "the model has changed since the server loaded it", "model_not_loaded"
+            )
         if "error" in answer:
             raise bad_request(answer["error"])
         return answer
 
     def close(self) -> None:
-        """End the process."""
-        self._child.close()
+        """End the process, also while it computes."""
+        if self._child.process is not None:
+            self._child.process.kill()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, line: str) -> dict[str, Any]:

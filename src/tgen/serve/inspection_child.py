@@ -39,8 +39,8 @@ _TOP_TOKENS = _TOP_PARTS = 16
 def main() -> None:
     """Answer requests until the end of stdin.
 
-    A request has the `path` and `adapter` of a model, the `view`, token `ids`, and what the view
-    needs. The answer has what the view returns, or the `error` and its `hint`.
+    A request has the `path`, `adapter` and `stamp` of a model, the `view`, token `ids`, and what
+    the view needs. The answer has what the view returns, or the `error`, or `not_loaded`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     if hasattr(os, "nice"):
@@ -49,22 +49,38 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    opened: tuple[tuple[str, str | None], Inspector] | None = None
+    opened: tuple[tuple[str, str | None, str], Inspector] | None = None
     for line in sys.stdin:
         request = json.loads(line)
-        model = request["path"], request["adapter"]
+        model = request["path"], request["adapter"], request["stamp"]
         try:
             if opened is None or opened[0] != model:
                 opened = None  # two models would take twice the memory
-                adapter = model[1] and Path(model[1])
-                opened = model, Inspector(load(Path(model[0]), adapter=adapter), None)
+                opened = model, _open(request)
             inspector = opened[1]
             inspector.ids = request["ids"]
             answer = _VIEWS[request["view"]](inspector, request)
+        except _NotLoadedError:  # its message may name paths
+            answer = {"not_loaded": True}
         except TgenError as error:
-            answer = {"error": error.message, "hint": error.hint}
+            answer = {"error": error.message}
         sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
         sys.stdout.flush()
+
+
+class _NotLoadedError(Exception):
+    """The model is damaged or gone, or has changed since the server loaded it."""
+
+
+def _open(request: dict[str, Any]) -> Inspector:
+    adapter = request["adapter"] and Path(request["adapter"])
+    try:
+        bundle = load(Path(request["path"]), adapter=adapter)
+    except (TgenError, OSError):
+        raise _NotLoadedError from None
+    if str(bundle.stamp) != request["stamp"]:
+        raise _NotLoadedError
+    return Inspector(bundle, None)
 
 
 def _limit_memory() -> None:
