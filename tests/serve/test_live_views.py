@@ -203,6 +203,14 @@ def test_sources_are_shown_on_this_machine_or_with_the_option(tmp_path: Path) ->
             assert server.post("/tgen/sources", {"text": "a rare line"}).status_code == status
 
 
+@pytest.mark.parametrize("view", ["lens", "tokens", "sources"])
+def test_a_deeply_nested_body_is_an_error(served: ServerProcess, view: str) -> None:
+    nested = '{"ids":' + "[" * 900 + "]" * 900 + "}"
+    headers = {"Content-Type": "application/json"}
+    answer = served.http.post(f"/tgen/{view}", content=nested.encode(), headers=headers)
+    assert answer.status_code == 400
+
+
 def test_a_model_that_has_changed_is_not_inspected(chat_model: Path, tmp_path: Path) -> None:
     shutil.copytree(chat_model, tmp_path / "m")
     with serving(tmp_path / "m") as server:

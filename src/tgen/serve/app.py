@@ -266,11 +266,11 @@ class Service:
         run = asyncio.get_running_loop().run_in_executor
         try:
             values = await run(self._preparers, load_object, await self._read_body(request))
+            served = await self._open_named(request, values)
+            work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
+            return JSONResponse(await self._while_open(request, work))
         except RecursionError:
             raise bad_request("the body is nested too deeply") from None
-        served = await self._open_named(request, values)
-        work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
-        return JSONResponse(await self._while_open(request, work))
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
