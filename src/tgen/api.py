@@ -418,10 +418,7 @@ class Model:
             View,
             ViewOptions,
         )
-        from tgen.drawing.views import sources_output
         from tgen.inspection.inspector import Inspector
-        from tgen.inspection.sources import PLACES, TOP, find_sources
-        from tgen.runs.text_sources import open_training_text
 
         names = [one.value for one in View if one is not View.training]
         require(view in names, "view", repr(view), f"one of {', '.join(names)}")
@@ -439,7 +436,14 @@ class Model:
         bundle = model_with_adapter.reload(self._loaded.bundle)
         given, output = None if text is None else raw(text), None
         if given is not None and view == View.sources:  # of any length
-            index = open_training_text(bundle.named_path, warnings.warn)
+            from tgen.drawing.views import sources_output
+            from tgen.inspection.sources import PLACES, TOP, find_sources
+            from tgen.runs.text_sources import open_training_text
+
+            problems: list[str] = []
+            index = open_training_text(bundle.named_path, problems.append)
+            for problem in problems:
+                _warn(problem)
             report = find_sources(index, given, top=view_options.top or TOP, places=PLACES)
             given, output = None, sources_output(report)
         inspector = Inspector(bundle, given, tail=tail)

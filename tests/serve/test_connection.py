@@ -49,6 +49,22 @@ def test_connection_whose_header_does_not_arrive_is_cut(sent: bytes) -> None:
     asyncio.run(talk_to(app, talk))
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_malformed_chunks_are_answered_whatever_the_method(method: bytes) -> None:
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop, errors = asyncio.get_running_loop(), list[Any]()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        writer.write(method + b" / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        assert errors == []
+
+    asyncio.run(talk_to(app, talk))
+
+
 def test_connection_of_a_client_that_does_not_read_is_cut() -> None:
     gone = asyncio.Event()
 

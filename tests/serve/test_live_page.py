@@ -63,12 +63,18 @@ class Page:
 
     def write(self, text: str, *, seed: int, n: int = 40) -> None:
         """Type a text and wait for its continuation."""
-        self.wait(self.find("main").is_displayed)
-        for name, value in (("prompt", text), ("seed", seed), ("max-tokens", n)):
-            self.find(name).clear()
-            self.find(name).send_keys(str(value))
+        self.fill(seed=seed, n=n)
+        self.find("prompt").clear()
+        self.find("prompt").send_keys(text)
         self.find("continue").click()
         self.wait_for_end()
+
+    def fill(self, *, seed: int, n: int) -> None:
+        """Type a seed and a number of tokens, once the page is ready."""
+        self.wait(self.find("main").is_displayed)
+        for name, value in (("seed", seed), ("max-tokens", n)):
+            self.find(name).clear()
+            self.find(name).send_keys(str(value))
 
     def wait_for_end(self) -> None:
         self.wait(lambda: not self.find("stop").is_enabled() and self.find("command").text)
@@ -160,10 +166,7 @@ def test_a_branch_of_a_chat_keeps_its_control_tokens(browser: Any, chat_model: P
     with serving(chat_model) as server:
         page = Page(browser, server.url)
         page.open()
-        page.wait(page.find("main").is_displayed)
-        page.find("seed").send_keys("3")
-        page.find("max-tokens").clear()
-        page.find("max-tokens").send_keys("8")
+        page.fill(seed=3, n=8)
 
         def say(text: str, *, n_branches: int) -> None:
             page.find("prompt").send_keys(text)
@@ -223,10 +226,7 @@ def test_stop_keeps_what_there_is_and_its_command_repeats_it(browser: Any) -> No
     with serving(SHIPPED, "--request-timeout", 86_000) as slow:
         page = Page(browser, slow.url)
         page.open()
-        page.wait(page.find("main").is_displayed)
-        page.find("seed").send_keys("5")
-        page.find("max-tokens").clear()
-        page.find("max-tokens").send_keys("500")
+        page.fill(seed=5, n=500)
         page.run(
             "new MutationObserver(() => { if (document.querySelectorAll('#text .chip').length > 5)"
             " document.getElementById('stop').click(); })"

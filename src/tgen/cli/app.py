@@ -170,16 +170,14 @@ def main() -> None:
 
 def _end(status: int) -> NoReturn:
     """End the process, where possible without Python's shutdown, which takes 7 ms."""
-    others = set(threading.enumerate()) - {threading.current_thread()}
-    if launched():  # torch's threads may still call Python, and would crash in its shutdown
-        console.flush()
-        os._exit(status)
-    if all(thread.daemon for thread in others):
+    if not launched():  # else torch's threads may still call Python, and would crash in it
+        others = set(threading.enumerate()) - {threading.current_thread()}
+        if not all(thread.daemon for thread in others):
+            gc.freeze()  # skips Python's last garbage collection, which takes 150 ms
+            sys.exit(status)
         atexit._run_exitfuncs()
-        console.flush()
-        os._exit(status)
-    gc.freeze()  # skips Python's last garbage collection, which takes 150 ms
-    sys.exit(status)
+    console.flush()
+    os._exit(status)
 
 
 def run(arguments: list[str]) -> int:

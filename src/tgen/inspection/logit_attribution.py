@@ -211,9 +211,8 @@ def _through_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple[Tensor
         return direction * norm.scale.cpu().double() / rms, None
     assert isinstance(norm, LayerNorm)
     weighted = direction * norm.scale.cpu().double()
-    centered = weighted - weighted.mean(
-        dim=-1, keepdim=True
-    )  # (x - mean x) . w is x . (w - mean w)
+    # (x - mean x) . w is x . (w - mean w)
+    centered = weighted - weighted.mean(dim=-1, keepdim=True)
     scale = (x.var(dim=-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
     if norm.bias is None:
         return centered / scale, None

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tgen.errors import TgenError
@@ -67,6 +68,13 @@ class Connection(H11Protocol):
         """Stop to watch."""
         self._watch.cancel()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a malformed request. That of a HEAD has no body, which uvicorn would send."""
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:
+            self.transport.close()
 
     @property
     def is_answering(self) -> bool:

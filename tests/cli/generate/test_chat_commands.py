@@ -145,9 +145,9 @@ ERRORS = {
     "/halp": ["/halp: unknown command", "did you mean /help?"],
     "/": ["/: unknown command", "/help lists the commands; // at the start of a line writes"],
     "/x\x1b[31m": ["/x\\u001b[31m: unknown command", "/help lists"],
-    "/undo": ["there is no turn", "type a line first"],
-    "/retry": ["there is no turn", "type a line first"],
-    "/why": ["/why: there is no answer", "type a line first"],
+    "/undo": ["no turn to remove or repeat", "type a line first"],
+    "/retry": ["no turn to remove or repeat", "type a line first"],
+    "/why": ["/why: no answer to show", "type a line first"],
     "/undo 2": ["/undo takes no value (got '2')", "type /undo"],
     "/save": ["/save: no file", "name a new file"],
     "/seed x": ["--seed: invalid value 'x'", "set --seed to a whole number"],
@@ -228,7 +228,7 @@ def test_why_shows_the_tokens_of_the_last_answer(either):
     if shown.isprintable():
         assert "".join(row.split()[0] for row in rows).startswith(shown.replace(" ", "·")[:5])
     assert not {"\x1b", "\x07", "\x0e"} & {*answers[2][0]}
-    assert "/why: there is no answer" in answers[5][1]
+    assert "/why: no answer to show" in answers[5][1]
 
 
 def test_help_lists_the_commands(interact):

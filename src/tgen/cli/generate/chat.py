@@ -133,7 +133,7 @@ class Session:
     def undo(self) -> Turn:
         """Remove the last turn, and count the seeds as before it; return it."""
         if not self.turns:
-            raise UsageError("there is no turn", "type a line first")
+            raise UsageError("no turn to remove or repeat", "type a line first")
         turn = self.turns.pop()
         self._state = turn.before  # the cache stays: its start is the cache of this text
         if turn.first_seed == self.settings.first_seed:

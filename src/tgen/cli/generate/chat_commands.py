@@ -108,7 +108,7 @@ class Settings:
 
 
 def run_command(session: "Session", line: bytes) -> None:
-    """Run the command of a line; raise UsageError if there is none or it is impossible."""
+    """Run the command of a line; raise UsageError for an unknown or impossible one."""
     name, _, value = os.fsdecode(line).partition(" ")
     value = value.strip()
     if name not in _NAMES:
@@ -205,7 +205,7 @@ def _show_why(session: "Session") -> None:
     from tgen.drawing.terminal_text import label
 
     if not session.turns or not session.turns[-1].tokens:
-        raise UsageError("/why: there is no answer", "type a line first")
+        raise UsageError("/why: no answer to show", "type a line first")
     bytes_of = session.model.vocabulary.bytes_of
     rows = table("token", ">probability", ">rank", "alternatives")
     for token in session.turns[-1].tokens:

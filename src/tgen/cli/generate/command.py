@@ -109,7 +109,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
         is_corpus = given.get("words") is CORPUS
         return replace(sampling, words=training_words()) if is_corpus else sampling
 
-    sampling = make_sampling(options.sampling)
+    if options.sampling.get("words") is CORPUS:
+        sampling = make_sampling(options.sampling)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
         console.print_status(f"warning: {warning}", quiet=quiet)

@@ -6,7 +6,7 @@ if (location.hash) history.replaceState(null, '', location.pathname);
 let key = fragment.get('key') ?? '';
 export const firstText = fragment.get('text');
 
-let asked = null;  /* the promise of a key, shared by requests that wait for one */
+let typedKey = null;  /* the promise of a key, shared by requests that wait for one */
 
 /* Show the form until a key is typed. */
 function askForKey() {
@@ -14,17 +14,17 @@ function askForKey() {
   if (key) byId('key-about').textContent = 'The server did not accept the key.';
   form.hidden = false;
   byId('key').focus();
-  asked ??= new Promise((resolve) => {
+  typedKey ??= new Promise((resolve) => {
     form.addEventListener('submit', (event) => {
       event.preventDefault();
       key = byId('key').value.trim();
       byId('key').value = '';
       form.hidden = true;
-      asked = null;
+      typedKey = null;
       resolve();
     }, { once: true });
   });
-  return asked;
+  return typedKey;
 }
 
 async function send(path, body, signal) {
