@@ -1,11 +1,7 @@
 """Draw the pictures of the live page: a text of the shipped model at three widths."""
 
-import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,6 +11,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 from versus.chromium import open_chromium  # noqa: E402
+from versus.serving.live_page import serving  # noqa: E402
 
 MODEL = ROOT / "models" / "shakespeare"
 # Name: width, height, tab, and the elements that it waits for.
@@ -25,23 +22,11 @@ PICTURES = {
 }
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """Yield the address of a server with the shipped model."""
-    command = [sys.executable, "-m", "tgen", "serve", "-m", str(MODEL), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        found = re.search(r"http://\S+", process.stderr.readline())
-        assert found is not None
-        yield found[0]
-        process.terminate()
-
-
 def main() -> None:
     """Write docs/pictures/live*.png."""
     with (
         tempfile.TemporaryDirectory() as profile,
-        serving() as url,
+        serving(MODEL) as url,
         open_chromium(Path(profile)) as browser,
     ):
         wait = WebDriverWait(browser, 60)
