@@ -16,8 +16,10 @@ def sinusoid(n: int, d_model: int) -> Table:
     positions."""
     position = np.arange(n, dtype=np.float64)[:, None]
     angle = position / 10_000.0 ** (np.arange(0, d_model, 2, dtype=np.float64) / d_model)
-    both = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    return both.reshape(n, d_model).astype(np.float32)
+    table = np.empty((n, d_model), np.float32)
+    np.sin(angle, out=table[:, 0::2])
+    np.cos(angle, out=table[:, 1::2])
+    return table
 
 
 def rotary_tables(

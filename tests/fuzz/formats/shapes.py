@@ -29,13 +29,14 @@ class Shapes:
         self._path = folder / "model"
 
     def change(self, i: int, rng: Random) -> str:
-        """Write a model; shapes that tgen refuses to write are drawn again."""
+        """Write a model; shapes that tgen refuses to write, or that the limit of a case's memory
+        excludes, are drawn again."""
         del i
         while True:
             family = rng.choice(list(FAMILIES))
             values = _draw(family, rng)
             shutil.rmtree(self._path, ignore_errors=True)
-            with suppress(TgenError):
+            with suppress(TgenError, MemoryError):
                 if max(_count(family, values), 4 * _cached(values)) <= _MAX_WEIGHTS:
                     save_model(self._path, family, **values)
                     return f"{family}: {values}"
