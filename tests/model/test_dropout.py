@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tgen.model.dropout import Dropout
+from tgen.model.dropout import Dropout, checkpoint_block
 
 
 def dropped(x, p, seeds):
@@ -34,3 +34,27 @@ def test_masks_do_not_repeat_within_a_sequence():
     for lag in (1, 2, 3, 4, 64):
         same = (zeros[lag:] == zeros[:-lag]).double().mean().item()
         assert same == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize("generators", [[1, 2], None], ids=["per sequence", "torch's own"])
+def test_a_block_that_is_computed_again_has_the_same_masks(generators):
+    x, weight = torch.randn(2, 5, 8), torch.randn(8, 8)
+
+    def gradient(run) -> torch.Tensor:
+        dropout = Dropout(0.5).train()
+        torch.manual_seed(3)
+        if generators is not None:
+            dropout.generators = [torch.Generator().manual_seed(seed) for seed in generators]
+        inputs = x.clone().requires_grad_()
+
+        def block(x: torch.Tensor, context: None) -> torch.Tensor:
+            del context
+            return dropout(dropout(x @ weight).relu() @ weight)
+
+        run(block, inputs, dropout).sum().backward()
+        assert inputs.grad is not None
+        return inputs.grad
+
+    once = gradient(lambda block, x, _: block(x, None))
+    again = gradient(lambda block, x, dropout: checkpoint_block(block, x, None, dropout))
+    torch.testing.assert_close(again, once)

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,12 +9,17 @@ import torch
 
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.corpus import TokenDataset, Tokens
+from tgen.corpus import Batch, TokenDataset, Tokens
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
+from tgen.training import loop
+from tgen.training.calibrate import random_dataset
+from tgen.training.evaluation import to_device
 from tgen.training.loop import train
 from tgen.training.schedule import seconds_left
-from tgen.training.state import Progress, TrainState
+from tgen.training.state import Progress, TrainState, new_state
+
+CPU = torch.device("cpu")
 
 
 def test_minutes_end_in_time_and_the_decay_is_stored():
@@ -98,3 +104,82 @@ def test_last_evaluation_is_repeated_with_a_better_logit_scale():
     unscaled, scaled = reports
     assert unscaled.logit_scale == 1 > scaled.logit_scale
     assert scaled.loss < unscaled.loss - 0.1
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Let the loop believe that the model is on a GPU."""
+    monkeypatch.setattr(loop, "_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(loop, "to_device", lambda windows, _: to_device(windows, CPU))
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.01, 10), (0.3, 3), (5.0, 1)])
+def test_no_look_at_a_gpu_is_much_later_than_a_second(on_a_gpu, monkeypatch, seconds, most):
+    del on_a_gpu
+    now, step = 0.0, loop._step
+
+    def slow_step(*given):
+        nonlocal now
+        now += seconds
+        return step(*given)
+
+    monkeypatch.setattr(loop, "_step", slow_step)
+    config = ResolvedTrainConfig(steps=40, batch_size=2, eval_every=1000)
+    model = Transformer(
+        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
+    )
+    tokens = Tokens(np.arange(40, dtype=np.uint16))
+    store = TokenDataset(
+        train=tokens, val=tokens, val_bytes=0, context_length=8, batch_size=2, seed=0
+    )
+    state = TrainState(model, config)
+    state.progress.total_steps = 40
+    reports = train(model, store, config, state, clock=lambda: now)
+    looks = [0, *(r.step for r in reports if isinstance(r, StepReport))]
+    assert max(later - earlier for earlier, later in itertools.pairwise(looks)) == most
+
+
+def test_dropout_on_a_gpu_repeats_its_masks_with_activation_checkpointing(on_a_gpu):
+    del on_a_gpu
+    shape = {"n_layers": 2, "d_model": 16, "n_heads": 2, "context_length": 8}
+    gradients = []
+    for checkpointing in (False, True):
+        config = ResolvedTrainConfig(
+            batch_size=4, dropout=0.4, activation_checkpointing=checkpointing
+        )
+        state = new_state(ModelConfig.of("qwen3", vocab_size=40, **shape), config, CPU)
+        state.loss_module.train()
+        loop._seed_dropout(state.model, config, 0, range(4))
+        batch = to_device(random_dataset(state.model.config, config).batch(0), CPU)
+        state.step_loss(batch).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters()]))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_activation_checkpointing_can_be_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    shape = {"n_layers": 2, "d_model": 16, "n_heads": 2, "context_length": 8}
+    losses = []
+    for compiled in (False, True):
+        config = ResolvedTrainConfig(
+            batch_size=4, activation_checkpointing=True, compile=compiled, dropout=0.1 * compiled
+        )
+        state = new_state(ModelConfig.of("qwen3", vocab_size=40, **shape), config, CPU)
+        state.model.dropout.p = 0.0
+        batch = to_device(random_dataset(state.model.config, config).batch(0), CPU)
+        loss = state.step_loss(batch)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_only_pinned_memory_is_copied_without_waiting(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, _, non_blocking: asked.append(non_blocking) or self
+    )
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    for kind in ("cpu", "mps", "cuda"):
+        to_device(Batch(np.zeros((1, 2), np.int64), None, None), torch.device(kind))
+    assert asked == [False, False, True]

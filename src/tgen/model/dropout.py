@@ -14,8 +14,8 @@ from torch import Tensor, nn
 class Dropout(nn.Module):
     """In training, zero each number with probability `p` and scale the others by 1 / (1 - p).
 
-    On the CPU, `generators`, if set, make the masks of one sequence each: the same for any batch
-    size, micro-batch or number of ranks.
+    `generators`, if set, make the masks of one sequence each, on the CPU: the same for any batch
+    size, micro-batch or number of ranks. Without them, masks come from torch's own generator.
     """
 
     def __init__(self, p: float) -> None:
@@ -27,7 +27,7 @@ class Dropout(nn.Module):
         """(B, ...) -> (B, ...)."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or self.generators is None:  # one GPU kernel for the whole batch
+        if self.generators is None:  # one kernel for the whole batch
             return F.dropout(x, self.p)
         # A 64-bit random number gives four of 16 bits; torch's bernoulli_ takes 7 times as long.
         n_dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)  # of 65,536
@@ -49,14 +49,11 @@ def checkpoint_block(
     from torch.utils.checkpoint import checkpoint  # takes a tenth of a second to import
 
     masked = dropout.training and dropout.p > 0
+    how: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
+    if dropout.generators is not None:  # contexts cannot be compiled
+        how["context_fn"] = lambda: (nullcontext(), _repeat_masks(dropout))
     out: Tensor = checkpoint(
-        block,
-        x,
-        context,
-        use_reentrant=False,
-        preserve_rng_state=masked and dropout.generators is None,
-        context_fn=lambda: (nullcontext(), _repeat_masks(dropout)),
-        determinism_check="none",
+        block, x, context, preserve_rng_state=masked and dropout.generators is None, **how
     )
     return out
 

@@ -182,9 +182,10 @@ def count_targets(windows: Batch) -> int:
 def to_device(windows: Batch, device: torch.device) -> DeviceBatch:
     """Copy a batch of NumPy arrays to a device."""
     tensors = [None if a is None else torch.from_numpy(a) for a in windows]
-    if device.type == "cuda":  # pinned memory is copied asynchronously
+    on_cuda = device.type == "cuda"
+    if on_cuda:  # pinned memory is copied asynchronously, and kept until then
         tensors = [None if t is None else t.pin_memory() for t in tensors]
-    moved = (None if t is None else t.to(device, non_blocking=True) for t in tensors)
+    moved = (None if t is None else t.to(device, non_blocking=on_cuda) for t in tensors)
     return DeviceBatch(*moved)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,9 @@ from tgen.training.state import Progress, TrainState, full_tensor
 
 _MAX_SKIPS = 3  # consecutive steps that are not finite: divergence
 _MIN_RESCALING = 0.02  # of the logits, at the end: less changes the loss by about 0.0003 bits
-_SYNC_EVERY = 10  # steps whose losses are fetched from a GPU together, so that it never waits
+# Losses are fetched from a GPU together, so that it never waits; no look at the clock and at
+# signals is much later than a second after the one before.
+_MAX_SYNC_STEPS, _SYNC_SECONDS = 10, 1.0
 
 
 def train(
@@ -63,7 +65,7 @@ def train(
         retain_freed_memory()
     progress = state.progress
     started = clock() - progress.seconds  # time between steps counts too
-    sync_every = 1 if _device(model).type == "cpu" else _SYNC_EVERY
+    sync_every = 1  # steps
     pending: list[Tensor] = []  # losses on the device
     synced_at = clock()
     while not progress.restore_best and progress.step != progress.total_steps:
@@ -94,6 +96,8 @@ def train(
             other_cpus=other_cpus() if _device(model).type == "cpu" else None,
             **_remaining(progress, config),
         )
+        if _device(model).type != "cpu":  # by the clock of rank 0, so that all ranks agree
+            sync_every = _steps_until_sync((now - synced_at) / len(pending))
         pending = []
         if due and batches.val_bytes > 0:
             yield _evaluation(batches, config, state)
@@ -106,6 +110,10 @@ def train(
         progress.seconds = clock() - started
         return
     yield done_report(progress, batches, finished=True)
+
+
+def _steps_until_sync(step_seconds: float) -> int:
+    return max(1, min(_MAX_SYNC_STEPS, int(_SYNC_SECONDS / max(step_seconds, 1e-6))))
 
 
 def done_report(progress: Progress, batches: Batches, *, finished: bool) -> DoneReport:
@@ -191,9 +199,8 @@ def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, ro
     keys = [np.random.SeedSequence([config.seed, step, row]) for row in rows]
     seeds = [int(key.generate_state(1, np.uint64)[0] >> 1) for key in keys]
     torch.manual_seed(seeds[0])
-    model.dropout.generators = (
-        None if config.compile else [torch.Generator().manual_seed(seed) for seed in seeds]
-    )
+    if _device(model).type == "cpu" and not config.compile:
+        model.dropout.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def _evaluation(batches: Batches, config: ResolvedTrainConfig, state: TrainState) -> EvalReport:
