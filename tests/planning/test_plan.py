@@ -149,6 +149,7 @@ def test_steps_of_the_chosen_model_are_measured(tmp_path, monkeypatch, train, n_
     def measure_step(
         model: ModelConfig,
         config: ResolvedTrainConfig,
+        device: torch.device,  # noqa: ARG001
         *,
         seconds: float,  # noqa: ARG001
     ) -> MeasuredStep:

@@ -14,6 +14,8 @@ from tgen.training import calibrate
 from tgen.training.calibrate import RandomRun
 from tgen.training.optimizers import Muon
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_speed_is_six_operations_per_parameter_and_token(monkeypatch, precision):
@@ -44,11 +46,11 @@ def test_time_of_a_step_is_the_median_without_the_first(monkeypatch):
     monkeypatch.setattr(RandomRun, "advance", advance)
     monkeypatch.setattr(Muon, "step", muon_step)
     model = ModelConfig.of("qwen3", **SIZES["nano"], vocab_size=300)
-    measured = calibrate.measure_step(model, ResolvedTrainConfig(batch_size=3), seconds=0)
+    measured = calibrate.measure_step(model, ResolvedTrainConfig(batch_size=3), CPU, seconds=0)
     assert measured == MeasuredStep(3 * model.context_length, 2.0, 0.5)
     assert len(steps) == calibrate.MIN_STEPS
     adamw = ResolvedTrainConfig(optimizer="adamw")
     steps.clear()
-    assert calibrate.measure_step(model, adamw, seconds=0).muon_seconds == 0
+    assert calibrate.measure_step(model, adamw, CPU, seconds=0).muon_seconds == 0
     assert measured.seconds_of(6 * model.context_length) == 3.5
     assert measured.seconds_of(3 * model.context_length, muon=False) == 1.5

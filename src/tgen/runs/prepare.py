@@ -366,9 +366,9 @@ def _make_plan(
     if base.bundle is not None:
         inputs = replace(inputs, setup_seconds=time.monotonic() - started_at)
     plan = choose(inputs=inputs)
-    if base.bundle is None and on_cpu and inputs.n_ranks == 1 and not request.is_estimate:
+    if base.bundle is None and inputs.n_ranks == 1 and not request.is_estimate:
         yield PhaseReport(phase="measuring a training step")
-        inputs = replace(inputs, measured_step=_measure_step(plan, inputs))
+        inputs = replace(inputs, measured_step=_measure_step(plan, inputs, machine.device))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     return plan, inputs
 
@@ -429,7 +429,7 @@ def _scaling(
     )
 
 
-def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
+def _measure_step(plan: Plan, inputs: PlanInputs, device: Device) -> MeasuredStep | None:
     """Return the duration of a step of the plan; None with `steps`, which need no estimate, and if
     the measurement would take too much of the minutes."""
     seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
@@ -448,7 +448,7 @@ def _measure_step(plan: Plan, inputs: PlanInputs) -> MeasuredStep | None:
         return None
     limit = _MEMORIZING_STEP_SECONDS if inputs.memorizes_rows else _MAX_STEP_SECONDS
     try:
-        return measure_step(plan.model, plan.train, seconds=min(limit, seconds))
+        return measure_step(plan.model, plan.train, device, seconds=min(limit, seconds))
     except DivergedError as error:
         raise TrainingError(
             error.message, f"set lower learning rates than {plan.train.rates}"

@@ -93,32 +93,36 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
 
 
 def measure_step(
-    model: ModelConfig, config: ResolvedTrainConfig, *, seconds: float
+    model: ModelConfig, config: ResolvedTrainConfig, device: torch.device, *, seconds: float
 ) -> MeasuredStep:
-    """Return the median duration of training steps on the CPU, with windows of the full context.
+    """Return the median duration of training steps, with windows of the full context.
 
     Takes about `seconds`, at least `MIN_STEPS` steps: the first one does not count.
     """
     started = time.perf_counter()
-    run = RandomRun(model, config, torch.device("cpu"))
+    run = RandomRun(model, config, device)
     run.advance(1)
     times: list[float] = []
     while len(times) + 1 < MIN_STEPS or (
         time.perf_counter() - started < seconds and len(times) < _MAX_STEPS
     ):
-        times.append(_timed(lambda: run.advance(1)))
+        began = time.perf_counter()
+        n_steps = run.advance(1)  # more on a GPU
+        times.append((time.perf_counter() - began) / n_steps)
     muon_times = [0.0]
     for optimizer in run.state.optimizers:
         if isinstance(optimizer, Muon):
             for parameter in optimizer.param_groups[0]["params"]:
                 parameter.grad = torch.ones_like(parameter)
             with product_precision(config.precision):
-                muon_times = [_timed(optimizer.step) for _ in range(_MUON_STEPS)]
+                muon_times = [_timed(optimizer.step, device) for _ in range(_MUON_STEPS)]
     n_tokens = config.batch_size * model.context_length
     return MeasuredStep(n_tokens, statistics.median(times), statistics.median(muon_times))
 
 
-def _timed(function: Callable[[], object]) -> float:
+def _timed(function: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     function()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - started
