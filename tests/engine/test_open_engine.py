@@ -68,11 +68,13 @@ def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
         ("darwin", 499_999_999, None, True),
         ("darwin", 500_000_000, None, False),
         ("darwin", 2_000_000, "no llvmlite", False),
-        ("linux", 2_000_000, None, False),
+        ("linux", 2_000_000, None, True),
+        ("linux", 20_000_000, None, False),
+        ("linux", 2_000_000, "no llvmlite", False),
         ("win32", 2_000_000, None, False),
     ],
 )
-def test_kernels_are_the_default_for_small_models_on_a_mac(platform, n_weights, missing, preferred):
+def test_kernels_are_the_default_for_small_models(platform, n_weights, missing, preferred):
     assert prefers_kernels(platform, n_weights, missing) == preferred
 
 

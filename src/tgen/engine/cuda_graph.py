@@ -9,6 +9,7 @@ logits match those of the step without it.
 import torch
 from torch import Tensor
 
+from tgen.engine.cuda_attention import kernels_of_a_step
 from tgen.model.attention import causal_mask
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
@@ -85,7 +86,10 @@ class GraphedStep:
         return logits[:n]
 
     def _compute(self) -> Tensor:
-        return self._model.logits(self._model.hidden_states(self._tokens, cache=self._view)[:, -1])
+        keys = self.cache.keys[0]
+        with kernels_of_a_step(keys.device, keys.dtype):
+            x = self._model.hidden_states(self._tokens, cache=self._view)
+        return self._model.logits(x[:, -1])
 
     def _capture(self, expected: Tensor) -> None:
         """Capture a step that has just run: repeating it writes the same numbers."""

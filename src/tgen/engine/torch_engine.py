@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, extended_lengths
+from tgen.engine.cuda_attention import kernels_of_a_pass
 from tgen.engine.cuda_graph import GraphedStep
 from tgen.model.kv_cache import KVCache, PaddedRows
 from tgen.model.transformer import Transformer
@@ -36,6 +37,13 @@ def get_graph_lock(device: torch.device) -> threading.Lock:
     return _gpu_locks.setdefault(torch.device("cuda", device.index or 0), threading.Lock())
 
 
+def narrow_matrices(model: Transformer) -> None:
+    """Store matrices as bfloat16; norms, biases and position tables stay float32."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data = parameter.data.bfloat16()
+
+
 class TorchEngine:
     """See `engine.base.Engine`."""
 
@@ -49,11 +57,9 @@ class TorchEngine:
         self.device = model.token_embedding.weight.device
         self._lock = get_graph_lock(self.device)
         narrow = dtype == "bfloat16"
-        if narrow:  # norms, biases and position tables stay float32
+        if narrow:
             with self._lock:
-                for parameter in model.parameters():
-                    if parameter.ndim > 1:
-                        parameter.data = parameter.data.bfloat16()
+                narrow_matrices(model)
         self._autocast = torch.autocast(
             self.device.type,
             torch.bfloat16,
@@ -168,7 +174,8 @@ class TorchEngine:
             ]
             alike = len(rows) == len(cache.lengths) and min(counts) == longest
             view = cache if alike else PaddedRows(cache, rows, counts)
-            x = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=view)
+            with kernels_of_a_pass(self.device):
+                x = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=view)
             for i, (row, n) in enumerate(zip(rows, counts, strict=True)):
                 hidden[row] = x[i, :n]
                 if not alike:
