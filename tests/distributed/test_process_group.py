@@ -57,6 +57,21 @@ def test_closed_stdout_is_not_an_error_on_any_rank(on_ranks):
     assert ranks[1].out.decode().endswith(" 0\n")
 
 
+STORE_TIMEOUT = """
+import torch.distributed as dist
+from tgen.distributed import join_process_group
+with join_process_group():
+    _, store = dist.distributed_c10d._world.pg_map[dist.group.WORLD]
+    print(store.timeout.total_seconds())
+"""
+
+
+def test_group_store_waits_for_slow_ranks(on_ranks):
+    """NCCL's first collective waits with the store's timeout."""
+    for rank in on_ranks(code=STORE_TIMEOUT, n=2):
+        assert float(rank.out) >= 60
+
+
 WAITING_RANK = """
 import faulthandler, os, signal
 from tgen.distributed import join_process_group, process_group

@@ -26,6 +26,7 @@ _REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have
 _POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 10.0
 _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
+_STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the slowest rank
 _PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
 _ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
@@ -171,6 +172,7 @@ def _connect_store(own: Ranks, join_seconds: float) -> "Store":
                     "check torchrun's --master-addr",
                 ) from None
         else:  # torchrun may restart the ranks: each attempt has its own keys
+            store.set_timeout(_STORE_TIMEOUT)
             return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
