@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @contextmanager
 def all_ranks(paths: Sequence[str], *, quiet: bool = False) -> Iterator[bool]:
     """Join the other ranks; yield whether this process prints."""
+    distributed.check_launcher()
     if not distributed.launched():
         yield True
         return
@@ -43,6 +44,8 @@ def join_ranks(options: "GenerateOptions") -> Iterator[Ranks]:
 
     Raise UsageError without --input, and all errors of `distributed.join_process_group`.
     """
+    if options.input_file is not None:
+        distributed.check_launcher()
     own = distributed.ranks()
     if own.world_size == 1:
         yield own

@@ -13,6 +13,7 @@ from tgen.distributed.collectives import (
 )
 from tgen.distributed.process_group import (
     Ranks,
+    check_launcher,
     is_rank_zero,
     join_process_group,
     launched,
@@ -29,6 +30,7 @@ __all__ = [
     "assert_same",
     "barrier",
     "broadcast",
+    "check_launcher",
     "clock",
     "gather",
     "is_rank_zero",

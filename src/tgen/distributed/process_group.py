@@ -30,6 +30,12 @@ _STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the 
 _PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
 _ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
+# Launchers that start processes which do not know of each other: their variables of the process's
+# number and of the number of processes. A shell of salloc has SLURM_NTASKS, too.
+_LAUNCHERS = {
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+}
 # Torch's messages about a rank that has exited.
 _PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
@@ -65,6 +71,24 @@ def ranks() -> Ranks:
 def launched() -> bool:
     """Return whether torchrun, or a launcher that sets the same variables, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def check_launcher() -> None:
+    """Raise UsageError if srun or mpirun started several processes without torchrun; RankError on
+    all but the first, which prints the error."""
+    for launcher, (number, count) in _LAUNCHERS.items():
+        n = os.environ.get(count, "")
+        if launched() or not n.isdigit() or int(n) <= 1:
+            continue
+        error = UsageError(
+            f"{launcher} started {n} processes, which do not know of each other without torchrun",
+            "start one torchrun per machine (docs/scaling.md), or unset "
+            f"{count} if their runs are independent",
+        )
+        if os.environ.get(number, "0") != "0":
+            time.sleep(_REPORT_SECONDS)  # mpirun kills all processes once one has exited
+            raise RankError(error.message, error.hint, error.exit_status)
+        raise error
 
 
 def is_rank_zero() -> bool:
