@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.command import PythonFork, clean_environment
 from support.runs import load_run
 from tgen import runs
 from tgen.checkpoint import safetensors_file
@@ -188,6 +191,53 @@ def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, p
     load_run(out)
     resume_alone(out)
     assert_same(out, whole)
+
+
+# Kills rank 1 before the run exists in the first attempt, and after step 5 in the second one.
+KILLED_TWICE = """
+import json, os, signal
+from pathlib import Path
+import tgen.runs.session as session
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+def kill():
+    print(json.loads((Path({out!r}) / "training/run.json").read_text())["run_id"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt == "0" and os.environ["RANK"] == "1":
+    session.measure_baselines = lambda prepared: kill()
+"""
+
+
+def test_restarted_ranks_continue_their_own_run(on_ranks, corpus, tmp_path):
+    whole, out, code = tmp_path / "whole", tmp_path / "out", tmp_path / "rank.py"
+    assert statuses(on_ranks(*[command(corpus, whole)] * 2)) == [0, 0]
+    shutil.copytree(whole, out)
+    given = command(corpus, out, "--overwrite")
+    ranks = code_of_ranks(given, action="attempt == '1' and kill()", at=5)
+    code.write_text(KILLED_TWICE.format(out=str(out)) + ranks)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command_line = [sys.executable, *torchrun, "--max-restarts", "2", str(code)]
+    with PythonFork(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
+        printed, _ = process.communicate(timeout=900)
+    replaced, killed = printed.decode().split()
+    assert process.returncode == 0
+    assert [run_id(whole), run_id(out)] == [replaced, killed]
+    assert replaced != killed
+    for name in ("model.safetensors", "training/tokens.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert losses(out) == losses(whole)
+
+
+def run_id(out: Path) -> str:
+    return json.loads((out / "training/run.json").read_bytes())["run_id"]
+
+
+def test_restarted_ranks_refuse_the_run_of_others(on_ranks, corpus, whole, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    restarted = "import os\nos.environ['TORCHELASTIC_RESTART_COUNT'] = '1'\n"
+    ranks = on_ranks(code=restarted + code_of_ranks(command(corpus, out), action="0", at=-1), n=2)
+    assert f"{out} already contains a model" in error_line(ranks)
+    assert names(out) == names(whole)
 
 
 def test_fine_tuning_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path):

@@ -14,11 +14,13 @@ from tgen.distributed.collectives import (
 from tgen.distributed.process_group import (
     Ranks,
     check_launcher,
+    has_mark,
     is_rank_zero,
     join_process_group,
     launched,
     rank_zero_reports,
     ranks,
+    set_mark,
     share,
 )
 
@@ -33,11 +35,13 @@ __all__ = [
     "check_launcher",
     "clock",
     "gather",
+    "has_mark",
     "is_rank_zero",
     "join_process_group",
     "launched",
     "rank_zero_reports",
     "ranks",
+    "set_mark",
     "share",
     "total",
 ]

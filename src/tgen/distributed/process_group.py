@@ -29,7 +29,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwh
 _STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the slowest rank
 _PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
-_ERROR_KEY, _PRINTED_KEY = "tgen error", "tgen printed"
+_ERROR_KEY, _PRINTED_KEY, _MARK = "tgen error", "tgen printed", "tgen mark "
 # Launchers that start processes which do not know of each other: their variables of the process's
 # number and of the number of processes. A shell of salloc has SLURM_NTASKS, too.
 _LAUNCHERS = {
@@ -120,6 +120,38 @@ def rank_zero_reports() -> bool:
     if not is_rank_zero():
         time.sleep(_REPORT_SECONDS)
     return is_rank_zero()
+
+
+def set_mark(name: str) -> None:
+    """Store a name until torchrun itself ends, so that restarted ranks find it with `has_mark`.
+
+    Does nothing outside `join_process_group`.
+    """
+    if store := _lasting_store():
+        store.set(_MARK + name, "")
+
+
+def has_mark(name: str) -> bool:
+    """Return whether ranks that torchrun has restarted since have called `set_mark(name)`."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return False
+    store = _lasting_store()
+    return store is not None and store.check([_MARK + name])
+
+
+def _lasting_store() -> "Store | None":
+    """Return the store without the prefix of this attempt; None outside `join_process_group`."""
+    if not launched():
+        return None
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    if not dist.is_initialized():
+        return None
+    store = _get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from tgen.runs.output_folder import (
     check_parallel,
     check_run_exists,
     has_lock,
+    is_restarted,
     lock_run,
 )
 from tgen.runs.request import ResumeRequest, RunRequest
@@ -33,9 +34,19 @@ def start(
 ) -> Generator[RunReport, None, None]:
     """Train a new model in `request.out`; save and stop when `stopped()` is true after a step.
 
+    When torchrun has restarted the ranks after a failure, resume the run that they started.
     Raise CorpusError, UsageError, TrainingError or LockedError.
     """
     check_parallel(request.parallel)
+    if is_restarted(request.out):
+        resumed = ResumeRequest(
+            out=request.out,
+            parallel=request.parallel,
+            device=request.device,
+            threads=request.threads,
+        )
+        yield from resume(resumed, stopped=stopped)
+        return
     check_out_is_not_source(request)
     if distributed.is_rank_zero() and not has_lock(request.out):  # otherwise check the lock first
         check_out_is_free(request.out, overwrite=request.overwrite)

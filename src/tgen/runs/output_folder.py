@@ -155,6 +155,15 @@ def check_run_exists(out: Path) -> None:
     saved_state.load_record(out)  # a lock would change the directory of another program
 
 
+def is_restarted(out: Path) -> bool:
+    """Return whether the run in `out` was started by ranks that torchrun has restarted since; rank
+    0 decides."""
+    is_own = False
+    if distributed.is_rank_zero() and saved_state.is_run(out):
+        is_own = distributed.has_mark(saved_state.load_record(out)[0]["run_id"])
+    return bool(distributed.broadcast(is_own))
+
+
 def check_parallel(requested: Parallel | None) -> None:
     """Raise UsageError if --parallel is requested without torchrun."""
     if requested and not distributed.launched():

@@ -78,6 +78,7 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         yield PhaseReport(phase="saving the first checkpoint")
         arrays = state.to_arrays()
         if is_rank_zero:
+            distributed.set_mark(record.run_id)  # before run.json, which marks a complete run
             tokens_entry = run_state.create_run(
                 out,
                 prepared.record.to_dict(),
