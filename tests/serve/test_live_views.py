@@ -201,6 +201,15 @@ def test_sources_are_shown_on_this_machine_or_with_the_option(tmp_path: Path) ->
     for more, status in (([], 403), (["--sources"], 200)):
         with serving(out, "--host", "0.0.0.0", *more, key="k") as server:
             assert server.post("/tgen/sources", {"text": "a rare line"}).status_code == status
+    record, index = out / "training" / "run.json", out / "training" / "text.index"
+    with serving(out) as server:
+        of_another = json.loads(record.read_text()) | {"corpus_sha256": "0" * 64}
+        record.write_text(json.dumps(of_another))
+        for problem in ("belongs to another corpus", "is damaged"):
+            refusal = server.post("/tgen/sources", {"text": "a rare line"})
+            assert refusal.status_code == 404
+            assert f"an index that {problem}" in refusal.json()["error"]["message"]
+            index.write_bytes(index.read_bytes()[:-9])
 
 
 @pytest.mark.parametrize("view", ["lens", "tokens", "sources"])

@@ -42,6 +42,18 @@ def training_documents(text: Corpus, record: RunRecord) -> Documents:
     return select(text, record.plan.train, record.read_bytes)
 
 
+def stored_index(out: Path, corpus_sha256: str) -> tuple[TextIndex | None, str]:
+    """Return the index that --index stored for the run in `out`, or None and the problem with the
+    file, which is empty without one."""
+    path = saved_state.index_path(out)
+    index = open_index(path)
+    if index is None:
+        return None, "is damaged" if os.path.lexists(path) else ""
+    if index.corpus_sha256 != corpus_sha256:
+        return None, "belongs to another corpus"
+    return index, ""
+
+
 def open_training_text(
     out: Path, warn: Callable[[str], None], progress: Callable[[float], None] = lambda _: None
 ) -> TextIndex:
@@ -58,14 +70,12 @@ def _open(out: Path, warn: Callable[[str], None]) -> Steps[TextIndex]:
         hint = "name a model that tgen trained, with its training directory"
         raise ModelError(f"{out} has no run of tgen, so its training text is not known", hint)
     record = RunRecord.from_dict(saved_state.load_record(out)[0])
-    path = saved_state.index_path(out)
-    index = open_index(path)
-    if index is not None and index.corpus_sha256 == record.corpus_sha256:
+    index, problem = stored_index(out, record.corpus_sha256)
+    if index is not None:
         return index
     missing = "has no index of its training text"
-    if os.path.lexists(path):
-        why = "is damaged" if index is None else "belongs to another corpus"
-        warn(f"{path} {why} and is ignored")
+    if problem:
+        warn(f"{saved_state.index_path(out)} {problem} and is ignored")
         missing = "has no intact index"
     if "-" in record.corpus:
         raise ModelError(f"{out} {missing}, and its corpus came from stdin", "train with --index")

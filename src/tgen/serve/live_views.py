@@ -9,17 +9,17 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from tgen.config import SamplingConfig
-from tgen.corpus.text_index import open_index
 from tgen.drawing.colormap import RAMP
 from tgen.drawing.terminal_text import decode_printable, printable
 from tgen.drawing.view_options import SLIDERS
 from tgen.engine.base import Engine, reset
-from tgen.errors import ModelError
+from tgen.errors import ModelError, TgenError
 from tgen.generation.distribution import logits_record
 from tgen.generation.sample import sort_candidates
 from tgen.inspection.sources import find_sources
 from tgen.loaded_model import LoadedModel
 from tgen.runs import saved_state
+from tgen.runs.text_sources import stored_index
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import JsonObject, Objects, Unicode, is_ids, validate
 from tgen.serve.preparation import check_ids, find_chat_format
@@ -170,12 +170,15 @@ def cache_times(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[s
 def sources(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the longest passages of a text that the training text has, with their places.
 
-    Raises HttpError for a model whose training text is not indexed.
+    Raises HttpError for a model without an index of its run's training text.
     """
     text = validate(_Phrase, values).text.encode()
-    index = open_index(saved_state.index_path(model.bundle.named_path))
+    out, index, problem = model.bundle.named_path, None, ""
+    with suppress(TgenError, KeyError, OSError):  # no run, or its record is damaged
+        index, problem = stored_index(out, saved_state.load_record(out)[0]["corpus_sha256"])
     if index is None:
-        message = f"the model {name!r} has no index of its training text: train with --index"
+        has = f"has an index that {problem}" if problem else "has no index of its training text"
+        message = f"the model {name!r} {has}: train with --index"
         raise HttpError(404, message, code="no_index")
     report = find_sources(index, text, places=_PLACES)
     return {
