@@ -144,7 +144,8 @@ class LowRankLinear(nn.Module):
             out = stored_product(flat, self.weight, self.bias)
             _add_changes(out, flat, self.rows, self.a, self.b)
             return out.view(*x.shape[:-1], -1)
-        inputs = x, self.weight, self.bias, self.rows, self.a, *self.b
+        b = [self.b[i] for i in range(len(self.rows))]  # torch 2.11 compiles no unpacking of a list
+        inputs = x, self.weight, self.bias, self.rows, self.a, *b
         return _LowRankProduct.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
