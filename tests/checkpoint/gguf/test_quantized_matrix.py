@@ -1,5 +1,7 @@
 """Quantized GGUF files: values as llama.cpp's, in little more memory than the file takes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -158,6 +160,8 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
 
 
 def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
+    gpu = SimpleNamespace(major=8, minor=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
     monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(Transformer, "to", lambda self, _: self)
     monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
@@ -170,6 +174,8 @@ def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatc
     assert (
         open_engine(model_dir.load(tmp_path / "model"), EngineOptions(device="cuda")) == "float32"
     )
+    gpu.major, gpu.minor = 7, 5  # emulates bfloat16
+    assert open_engine(model_dir.load(path), EngineOptions(device="cuda")) == "float32"
 
 
 def test_quantized_weights_are_not_silently_stored_as_float32(tokenizer, tmp_path):
