@@ -20,6 +20,22 @@ from tgen.training.schedule import seconds_left
 from tgen.training.state import Progress, TrainState, new_state
 
 CPU = torch.device("cpu")
+SHAPE = {"vocab_size": 40, "n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 8}
+
+
+def small_model() -> Transformer:
+    return Transformer(ModelConfig.of("qwen3", **SHAPE))
+
+
+def dataset(tokens: Tokens, *, val_bytes: int) -> TokenDataset:
+    """Return a text that is trained on, and evaluated on if it has bytes."""
+    val = tokens if val_bytes else Tokens(np.zeros(0, np.uint16))
+    return TokenDataset(
+        train=tokens, val=val, val_bytes=val_bytes, context_length=8, batch_size=2, seed=0
+    )
+
+
+COUNT = Tokens(np.arange(40, dtype=np.uint16))
 
 
 def test_minutes_end_in_time_and_the_decay_is_stored():
@@ -32,17 +48,8 @@ def test_minutes_end_in_time_and_the_decay_is_stored():
 
     config = ResolvedTrainConfig(minutes=2, batch_size=2, eval_every=1000, decay_fraction=0.25)
     torch.manual_seed(0)
-    model = Transformer(
-        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
-    )
-    store = TokenDataset(
-        train=Tokens(np.arange(40, dtype=np.uint16)),
-        val=Tokens(np.zeros(0, np.uint16)),
-        val_bytes=0,
-        context_length=8,
-        batch_size=2,
-        seed=0,
-    )
+    model = small_model()
+    store = dataset(COUNT, val_bytes=0)
     state = TrainState(model, config)
     steps = [
         r for r in train(model, store, config, state, clock=clock) if isinstance(r, StepReport)
@@ -59,13 +66,8 @@ def test_minutes_end_in_time_and_the_decay_is_stored():
 def test_slow_first_step_ends_the_run():
     times = itertools.count(step=45.0)
     config = ResolvedTrainConfig(minutes=2, batch_size=2, eval_every=1000)
-    model = Transformer(
-        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
-    )
-    tokens = Tokens(np.arange(40, dtype=np.uint16))
-    store = TokenDataset(
-        train=tokens, val=tokens, val_bytes=40, context_length=8, batch_size=2, seed=0
-    )
+    model = small_model()
+    store = dataset(COUNT, val_bytes=40)
     state = TrainState(model, config)
     reports = list(train(model, store, config, state, clock=lambda: next(times)))
     kinds = [type(report) for report in reports]
@@ -83,18 +85,15 @@ def test_slower_steps_than_planned_leave_more_time_for_the_end():
 
 
 def test_last_evaluation_is_repeated_with_a_better_logit_scale():
-    shape = {"vocab_size": 40, "n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 8}
     tokens = Tokens(np.random.default_rng(0).integers(40, size=400, dtype=np.uint16))
-    store = TokenDataset(
-        train=tokens, val=tokens, val_bytes=400, context_length=8, batch_size=2, seed=0
-    )
+    store = dataset(tokens, val_bytes=400)
     reports = []
     for scaling in (False, True):
         config = ResolvedTrainConfig(
             steps=2, batch_size=2, eval_every=1000, temperature_scaling=scaling
         )
         torch.manual_seed(0)
-        model = Transformer(ModelConfig.of("qwen3", **shape))
+        model = small_model()
         with torch.no_grad():
             model.output_weight.normal_(std=0.5)  # overconfident
         state = TrainState(model, config)
@@ -125,13 +124,8 @@ def test_no_look_at_a_gpu_is_much_later_than_a_second(on_a_gpu, monkeypatch, sec
 
     monkeypatch.setattr(loop, "_step", slow_step)
     config = ResolvedTrainConfig(steps=40, batch_size=2, eval_every=1000)
-    model = Transformer(
-        ModelConfig.of("qwen3", vocab_size=40, n_layers=1, d_model=16, n_heads=2, context_length=8)
-    )
-    tokens = Tokens(np.arange(40, dtype=np.uint16))
-    store = TokenDataset(
-        train=tokens, val=tokens, val_bytes=0, context_length=8, batch_size=2, seed=0
-    )
+    model = small_model()
+    store = dataset(COUNT, val_bytes=0)
     state = TrainState(model, config)
     state.progress.total_steps = 40
     reports = train(model, store, config, state, clock=lambda: now)
@@ -141,13 +135,12 @@ def test_no_look_at_a_gpu_is_much_later_than_a_second(on_a_gpu, monkeypatch, sec
 
 def test_dropout_on_a_gpu_repeats_its_masks_with_activation_checkpointing(on_a_gpu):
     del on_a_gpu
-    shape = {"n_layers": 2, "d_model": 16, "n_heads": 2, "context_length": 8}
     gradients = []
     for checkpointing in (False, True):
         config = ResolvedTrainConfig(
             batch_size=4, dropout=0.4, activation_checkpointing=checkpointing
         )
-        state = new_state(ModelConfig.of("qwen3", vocab_size=40, **shape), config, CPU)
+        state = new_state(ModelConfig.of("qwen3", **SHAPE | {"n_layers": 2}), config, CPU)
         state.loss_module.train()
         loop._seed_dropout(state.model, config, 0, range(4))
         batch = to_device(random_dataset(state.model.config, config).batch(0), CPU)
@@ -159,14 +152,10 @@ def test_dropout_on_a_gpu_repeats_its_masks_with_activation_checkpointing(on_a_g
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_activation_checkpointing_can_be_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    shape = {"n_layers": 2, "d_model": 16, "n_heads": 2, "context_length": 8}
     losses = []
     for compiled in (False, True):
-        config = ResolvedTrainConfig(
-            batch_size=4, activation_checkpointing=True, compile=compiled, dropout=0.1 * compiled
-        )
-        state = new_state(ModelConfig.of("qwen3", vocab_size=40, **shape), config, CPU)
-        state.model.dropout.p = 0.0
+        config = ResolvedTrainConfig(batch_size=4, activation_checkpointing=True, compile=compiled)
+        state = new_state(ModelConfig.of("qwen3", **SHAPE | {"n_layers": 2}), config, CPU)
         batch = to_device(random_dataset(state.model.config, config).batch(0), CPU)
         loss = state.step_loss(batch)
         loss.backward()

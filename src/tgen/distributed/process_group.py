@@ -76,9 +76,11 @@ def launched() -> bool:
 def check_launcher() -> None:
     """Raise UsageError if srun or mpirun started several processes without torchrun; RankError on
     all but the first, which prints the error."""
+    if launched():
+        return
     for launcher, (number, count) in _LAUNCHERS.items():
         n = os.environ.get(count, "")
-        if launched() or not n.isdigit() or int(n) <= 1:
+        if not n.isdigit() or int(n) <= 1:
             continue
         error = UsageError(
             f"{launcher} started {n} processes, which do not know of each other without torchrun",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Weights of a model that the kernels compute although there may be a GPU. On a Mac, torch takes
 # seconds to import, and launching operations takes most of a small model's time. An H200's host
-# with 16 cores decoded 12 M weights 1.2 to 2 times as fast as the GPU, and started 4 s earlier.
+# with 16 cores decoded 12 M weights 1.2 to 2.1 times as fast as the GPU, and started 4 s earlier.
 _SMALL_MODELS = {"darwin": 500_000_000, "linux": 20_000_000}
 # Linux device files of GPUs that torch can use: NVIDIA's, AMD's, and GPUs inside WSL.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

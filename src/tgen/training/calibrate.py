@@ -123,6 +123,6 @@ def measure_step(
 def _timed(function: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     function()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter() - started
