@@ -13,8 +13,9 @@ from tgen import corpus, runs
 from tgen.checkpoint import model_dir
 from tgen.cli.app import run
 from tgen.errors import CorpusError
-from tgen.runs import saved_state
-from tgen.runs.output_folder import lock_run, own_files
+from tgen.runs import output_folder, saved_state
+from tgen.runs.output_folder import check_out_is_free, lock_run, own_files
+from tgen.storage.files import output_problem
 
 TYPED = {"config.json": '{"model_type": "opt"}', "vocab.json": "{}", "README.md": "A model."}
 FOREIGN = {"app/config.json": '{"port": 80}', "app/model.txt": "x", "notes/training/run.json": "{}"}
@@ -123,3 +124,12 @@ def test_second_run_in_a_folder_trains_on_the_text_of_the_first():
     assert run(["train", ".", "--resume", "--out", "models/b", "-q"]) == 0
     digests = {saved_state.load_record(Path("models", n))[0]["corpus_sha256"] for n in "ab"}
     assert len(digests) == 1
+
+
+def test_directory_that_another_start_makes_meanwhile_is_free(tmp_path, monkeypatch):
+    def find_problem(out: Path) -> str:
+        out.mkdir()
+        return output_problem(out)
+
+    monkeypatch.setattr(output_folder, "output_problem", find_problem)
+    check_out_is_free(tmp_path / "new", overwrite=False)

@@ -105,7 +105,8 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
-    if not out.exists() and (problem := output_problem(out)):
+    problem = "" if out.exists() else output_problem(out)
+    if problem and not out.is_dir():  # another start may have made it since
         raise UsageError(f"--out {out}: {problem}", "choose another directory")
     has_model, has_run = out.exists() and is_whole(out), saved_state.is_run(out)
     names, inside = saved_state.file_names(out), saved_state.file_names(saved_state.folder(out))
