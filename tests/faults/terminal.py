@@ -94,7 +94,11 @@ def terminal_lives(command: Command) -> tuple[int, ForkedCommand]:
     """Keep the terminal open; expect a progress bar and the final line."""
     parent_end, child_end = pty.openpty()
     process = command(
-        stdin=child_end, stdout=child_end, stderr=child_end, close_in_child=[parent_end, child_end]
+        *("--steps", "600", "--set", "eval_every=600"),  # 20 can end before the bar is drawn
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+        close_in_child=[parent_end, child_end],
     )
     os.close(child_end)
     shown = b""
@@ -102,7 +106,7 @@ def terminal_lives(command: Command) -> tuple[int, ForkedCommand]:
         while piece := os.read(parent_end, 1 << 16):
             shown += piece
     os.close(parent_end)
-    return 0 if "━".encode() in shown and b"done: 20 steps" in shown else -1, process
+    return 0 if "━".encode() in shown and b"done: 600 steps" in shown else -1, process
 
 
 def stderr_closed(command: Command) -> tuple[int, ForkedCommand]:
