@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from support.browser import browser
 from support.chats import CHATML, SPECIAL
+from support.command import tgen
 from support.models import make_model
 from support.servers import ServerProcess, serving
 from tgen.api import Model
@@ -37,6 +38,16 @@ def chat_model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
     config |= {"eos_token": "<|im_end|>", "chat_template": CHATML}
     file.write_text(json.dumps(config))
     return path
+
+
+@pytest.fixture(scope="session")
+def indexed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a model that was trained with an index of its text, verses.txt."""
+    folder = tmp_path_factory.mktemp("indexed")
+    corpus = folder / "verses.txt"
+    corpus.write_text("\nA rare line of words.\n" + "The cat sat on the mat.\n" * 200)
+    tgen("train", corpus, "--steps", 2, "--size", "tiny", "--index", "--out", folder / "m", "-q")
+    return folder / "m"
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from support.command import clean_environment, tgen
+from support.models import make_model
 from support.servers import ServerProcess, serving
+from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_dir import load
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, SamplingConfig
@@ -19,11 +21,13 @@ from tgen.engine.base import reset
 from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.tokenizer import Tokenizer
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 By = selenium.common.by.By
 
+CONTEXT = 2048
 SHIPPED, TEXT, TOP = shipped_model(), "What is", 20
 
 
@@ -317,6 +321,74 @@ def test_parts_sum_to_the_logit_and_the_lens_ends_with_the_prediction(page: Page
     (best, *_) = Inspector(load(SHIPPED), text).predictions(top=1)
     last_layer = page.all("#lens tbody tr")[-1].find_elements(By.TAG_NAME, "td")
     assert last_layer[-1].text == label(best.text)
+
+
+def test_attention_follows_a_text_while_it_is_written(
+    browser: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    shape = {"n_layers": 6, "d_model": 512, "n_heads": 8, "context_length": CONTEXT}
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, **shape)  # slow enough to follow
+    arrays = model.to_arrays()
+    arrays["token_embedding.weight"][tokenizer.end_of_text] = 0  # so that the text does not end
+    model_dir.save(tmp_path / "m", model.config, tokenizer, arrays)
+    with serving(tmp_path / "m") as server:
+        page = Page(browser, server.url)
+        page.open()
+        page.fill(seed=5, n=CONTEXT)
+        page.set_slider("temperature", 0)
+        page.find("tab-attend").click()
+        page.find("continue").click()
+        page.wait(lambda: page.all("#looks li"))
+        assert page.find("stop").is_enabled()
+        page.find("stop").click()
+        page.wait_for_end()
+
+
+def test_sources_of_a_clicked_phrase_are_shown_with_their_place(
+    browser: Any, indexed_model: Path
+) -> None:
+    with serving(indexed_model) as server:
+        page = Page(browser, server.url)
+        page.open()
+        page.write("So a rare line", seed=3, n=2)
+        page.all("#text .chip")[0].click()
+        phrase = page.find("phrase").get_property("value")
+        assert phrase.startswith("So a rare")
+        page.find("tab-sources").click()
+        page.find("phrase").submit()
+        page.wait(lambda: page.all("#passages mark"))
+        passages = [passage.text.strip() for passage in page.all("#passages q")]
+        assert passages == ["rare"]  # the longest of whole words
+        assert [place.text for place in page.all("#passages b")][:1] == ["verses.txt:2"]
+        assert browser.get_log("browser") == []
+
+
+PANELS = ("choose-about", "bars", "bars-rest", "attend-about", "thumbnails", "title-looks", "looks")
+PANELS += ("inside-about", "lens", "title-why", "why-tokens", "why-parts", "sources-about")
+
+
+def test_a_new_text_leaves_nothing_of_the_one_before(page: Page) -> None:
+    def shown() -> str:
+        script = "return arguments[0].map((id) => document.getElementById(id).textContent).join('')"
+        text: str = page.run(script, PANELS)
+        return text
+
+    page.write(TEXT, seed=3, n=5)
+    page.find("tab-attend").click()
+    page.wait(lambda: page.all("#looks li") and page.all("#thumbnails button"))
+    page.find("tab-inside").click()
+    page.wait(lambda: page.all("#why-tokens td"))
+    assert all(part in shown() for part in ("Candidates after", "looks at", "Why"))
+    page.find("new").click()
+    assert shown() == ""
+    assert not page.find("matrix").is_displayed()
+    page.write(TEXT, seed=4, n=5)
+    page.run(
+        "document.getElementById('tab-attend').click(); document.getElementById('new').click()"
+    )
+    page.write(TEXT, seed=4, n=3)  # answers to the views of the text before would be here by now
+    page.find("new").click()
+    assert shown() == ""
 
 
 def test_the_chart_has_a_point_per_length(page: Page) -> None:

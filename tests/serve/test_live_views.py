@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.command import start, tgen
+from support.command import start
 from support.models import make_model
 from support.servers import ServerProcess, serving
 from tgen.checkpoint import model_dir
@@ -187,11 +187,10 @@ def test_static_files_need_no_key_but_a_local_host_and_allow_only_themselves(
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_sources_are_shown_on_this_machine_or_with_the_option(tmp_path: Path) -> None:
-    corpus = tmp_path / "verses.txt"
-    corpus.write_text("\nA rare line of words.\n" + "The cat sat on the mat.\n" * 200)
-    out = tmp_path / "m"
-    tgen("train", corpus, "--steps", 2, "--size", "tiny", "--index", "--out", out, "-q")
+def test_sources_are_shown_on_this_machine_or_with_the_option(
+    indexed_model: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(indexed_model, tmp_path / "m")
     with serving(out) as server:
         answer = ask(server, "sources", text="So a rare line of words, he said")
         assert answer["passages"][0]["text"] == "rare line of words"

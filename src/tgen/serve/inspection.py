@@ -24,7 +24,7 @@ from tgen.serve.preparation import check_ids
 VIEWS = ("heads", "attention", "lens", "why")
 _SECONDS = 60.0  # of one answer
 _MAX_WAITING = 8
-_PATIENCE = 2.0  # seconds until it computes beside texts
+_PATIENCE = 0.5  # seconds until it computes beside texts
 _POLL_SECONDS = 0.05
 
 

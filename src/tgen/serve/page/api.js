@@ -70,10 +70,10 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/* Return a function that runs `work(signal, ...values)`; the next call aborts it. */
+/* Return a function that runs `work(signal, ...values)`; the next call aborts it, or its `stop`. */
 export function newestOnly(work, onError) {
   let controller = new AbortController();
-  return async (...values) => {
+  const start = async (...values) => {
     controller.abort();
     controller = new AbortController();
     const { signal } = controller;
@@ -83,6 +83,8 @@ export function newestOnly(work, onError) {
       if (!signal.aborted) onError(error);
     }
   };
+  start.stop = () => controller.abort();
+  return start;
 }
 
 export const toBase64 = (bytes) => {

@@ -5,8 +5,8 @@ import { Attend } from './attend.js';
 import { Branches, commandOf } from './branches.js';
 import { Choose } from './choose.js';
 import { Inside } from './inside.js';
-import { addSources } from './sources.js';
-import { measureCache } from './time.js';
+import { addSources, clearSources } from './sources.js';
+import { clearChart, measureCache } from './time.js';
 import { TokenText, showAlternatives } from './text.js';
 
 const PACE = 80;  /* milliseconds between new tokens in the text: drawing takes long, too */
@@ -54,7 +54,11 @@ function select(index) {
 /* Update the open view: the others compute nothing. */
 function showView() {
   const view = VIEWS.find((name) => !byId(name).hidden);
-  if (running || !facts || !tokens.length) return;  /* writing needs the CPU */
+  if (!facts || !tokens.length) return;
+  if (running) {  /* writing needs the CPU */
+    if (view === 'attend') attend.follow(tokens, selected);
+    return;
+  }
   if (view === 'choose') choose.show(branches.current, selected);
   if (view === 'attend') attend.show(tokens, selected);
   if (view === 'inside') inside.show(tokens, selected);
@@ -102,6 +106,7 @@ async function write(branch, parent) {
     if (byId('seed').value !== '') body.seed = Number(byId('seed').value);
     await receive(branch, body, controller.signal);
   } catch (error) {
+    if (running !== controller) return;  /* another text, or none, is shown now */
     if (error.name !== 'AbortError') setError(error);
     setStatus(error.name === 'AbortError' ? 'stopped' : '');
   } finally {
@@ -214,10 +219,16 @@ function onContinue() {
 
 function clear() {
   running?.abort();
+  running = null;
+  byId('stop').disabled = true;
   tokens = [];
   selected = -1;
   text.clear();
   branches.clear();
+  for (const view of [choose, attend, inside]) view.clear();
+  clearSources();
+  measure.stop();
+  clearChart();
   showMessages();
   byId('command').textContent = '';
   byId('copy').hidden = true;
@@ -242,6 +253,11 @@ const openModel = newestOnly(async (signal, name) => {
   attend.setModel(facts);
   inside.setModel(facts);
 }, setError);
+
+const measure = newestOnly(async (signal) => {
+  const ids = tokens.length ? tokens.map(({ id }) => id) : [0];
+  await measureCache(facts, ids, signal);
+}, (error) => { byId('time-about').textContent = error.message; });
 
 function onMode() {
   byId('messages').hidden = !isChat();
@@ -290,16 +306,6 @@ byId('tabs').addEventListener('keydown', (event) => {
   openView(next);
   byId(`tab-${next}`).focus();
 });
-byId('measure').addEventListener('click', async () => {
-  const ids = tokens.length ? tokens.map(({ id }) => id) : [0];
-  byId('measure').disabled = true;
-  try {
-    await measureCache(facts.name, ids, facts.context);
-  } catch (error) {
-    byId('time-about').textContent = error.message;
-  } finally {
-    byId('measure').disabled = false;
-  }
-});
+byId('measure').addEventListener('click', () => measure());
 addSources(() => facts.name);
 start().catch(setError);

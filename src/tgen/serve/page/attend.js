@@ -8,9 +8,12 @@ export class Attend {
   /* `onSelect` receives the query that is clicked in the matrix. */
   constructor({ onSelect }) {
     this.onSelect = onSelect;
-    this.layer = this.head = 0;
+    this.layer = this.head = this.nLoading = 0;
     this.ids = [];
-    const onError = (error) => { byId('attend-about').textContent = error.message; };
+    const onError = (error) => {
+      this.hasFailed = true;
+      byId('attend-about').textContent = error.message;
+    };
     this.loadHeads = newestOnly(this.fetchHeads.bind(this), onError);
     this.loadMatrix = newestOnly(this.fetchMatrix.bind(this), onError);
     this.thumbnails = new Thumbnails(byId('thumbnails'), ({ layer, head }) => this.pick(layer, head));
@@ -27,12 +30,20 @@ export class Attend {
     this.colors = makeColors(facts.ramp);
     this.layer = facts.layers - 1;
     this.head = 0;
+  }
+
+  clear() {
+    this.loadHeads.stop();
+    this.loadMatrix.stop();
     this.ids = [];
-    byId('thumbnails').replaceChildren();
+    this.matrix = null;
+    byId('attend-about').textContent = '';
+    for (const name of ['thumbnails', 'title-looks', 'looks']) byId(name).replaceChildren();
+    byId('matrix').hidden = true;
   }
 
   /* Show a text and one of its tokens; what is shown already is not computed again. */
-  show(tokens, query) {
+  show(tokens, query, { isGrowing = false } = {}) {
     this.query = query;
     if (!tokens.length) return;
     this.labels = tokens.map(({ label }) => label);
@@ -42,10 +53,18 @@ export class Attend {
       return;
     }
     this.ids = ids;
-    this.matrix = null;
-    byId('attend-about').textContent = 'computing attention …';
-    this.loadHeads();
-    this.loadMatrix();
+    if (!isGrowing) {
+      this.matrix = null;
+      this.hasFailed = false;
+      byId('attend-about').textContent = 'computing attention …';
+    }
+    this.nLoading += 1;
+    Promise.all([this.loadHeads(), this.loadMatrix()]).then(() => { this.nLoading -= 1; });
+  }
+
+  /* Follow a text while it is written: each answer arrives before the next is asked for. */
+  follow(tokens, query) {
+    if (!this.nLoading && !this.hasFailed) this.show(tokens, query, { isGrowing: true });
   }
 
   pick(layer, head) {
@@ -75,6 +94,7 @@ export class Attend {
 
   draw() {
     if (!this.matrix) return;
+    byId('matrix').hidden = false;
     const labels = this.labels.slice(0, this.matrix.size);
     const query = Math.min(this.query, this.matrix.size - 1);
     if (!this.view) {

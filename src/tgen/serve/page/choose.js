@@ -8,9 +8,14 @@ const ROWS = 20;
 export class Choose {
   setModel(facts) {
     this.facts = facts;
-    this.wanted = this.shown = null;
     this.settings = { ...facts.sampling };
     addSliders(byId('sliders'), this.settings, facts.vocabulary, () => this.draw());
+  }
+
+  clear() {
+    this.wanted = this.asked = this.shown = null;
+    byId('choose-about').textContent = byId('bars-rest').textContent = '';
+    byId('bars').replaceChildren();
   }
 
   /* Return the values of all sliders. */
@@ -36,12 +41,12 @@ export class Choose {
     if (this.isBusy) return;
     this.isBusy = true;
     while (this.wanted) {
-      const { wanted } = this;
+      const wanted = this.asked = this.wanted;
       this.wanted = null;
       try {
         await this.fetch(wanted);
       } catch (error) {
-        byId('choose-about').textContent = error.message;
+        if (this.asked === wanted) byId('choose-about').textContent = error.message;
       }
     }
     this.isBusy = false;
@@ -51,7 +56,7 @@ export class Choose {
     const { facts, ids, names } = position;
     if (ids.length > facts.context) return;
     const answer = await ask('tgen/next', { model: facts.name, ids });
-    if (facts !== this.facts) return;
+    if (this.asked !== position) return;
     for (const { id, label } of answer.likely) names.set(id, { label: facts.controls[id] ?? label });
     this.shown = { ...position, logits: readLogits(answer.logits) };
     this.draw();

@@ -41,7 +41,15 @@ export class Inside {
 
   setModel(facts) {
     this.facts = facts;
+  }
+
+  clear() {
+    this.load.stop();
     this.shown = '';
+    setAbout('');
+    for (const name of ['lens', 'title-why', 'why-tokens', 'why-parts', 'why-heads']) {
+      byId(name).replaceChildren();
+    }
   }
 
   /* Show the prediction after the token `query`, whose next token may be in the text already. */

@@ -17,6 +17,13 @@ const load = newestOnly(async (signal, model, text) => {
   byId('sources-about').textContent = error.message;
 });
 
+export function clearSources() {
+  load.stop();
+  byId('phrase').value = '';
+  byId('sources-about').textContent = '';
+  byId('passages').replaceChildren();
+}
+
 export function addSources(modelName) {
   byId('sources-form').addEventListener('submit', (event) => {
     event.preventDefault();

@@ -52,13 +52,19 @@ function draw(points) {
   }
 }
 
+export function clearChart() {
+  byId('time-about').textContent = '';
+  byId('chart').width = 0;
+  delete byId('chart').dataset.points;
+}
+
 /* Measure at lengths that double, up to the context; the text's tokens are repeated. */
-export async function measureCache(model, ids, context) {
+export async function measureCache({ name: model, context }, ids, signal) {
   const points = [];
   byId('time-about').textContent = 'measuring …';
   for (let length = FIRST; length <= Math.min(LAST, context); length *= 2) {
     const { with_cache: cached, without_cache: without } =
-      await ask('tgen/cache', { model, ids, length });
+      await ask('tgen/cache', { model, ids, length }, signal);
     points.push({ length, with: cached, without });
     draw(points);
     byId('time-about').textContent =
