@@ -363,8 +363,10 @@ def test_sources_of_a_clicked_phrase_are_shown_with_their_place(
         assert browser.get_log("browser") == []
 
 
-PANELS = ("choose-about", "bars", "bars-rest", "attend-about", "thumbnails", "title-looks", "looks")
-PANELS += ("inside-about", "lens", "title-why", "why-tokens", "why-parts", "sources-about")
+PANELS = [
+    *("choose-about", "bars", "bars-rest", "attend-about", "thumbnails", "title-looks", "looks"),
+    *("inside-about", "lens", "title-why", "why-tokens", "why-parts", "sources-about"),
+]
 
 
 def test_a_new_text_leaves_nothing_of_the_one_before(page: Page) -> None:
