@@ -81,14 +81,17 @@ def watch(browser: Any, url: str, options: argparse.Namespace) -> dict[str, list
     def take(name: str) -> None:
         frames[name] = browser.execute_script("return frames_ms.splice(0)")[1:]
 
+    def write(name: str) -> None:
+        find("continue").click()
+        wait.until(lambda _: find("command").text and not find("stop").is_enabled())
+        take(name)
+
     browser.get(url)
     wait.until(lambda _: find("main").is_displayed())
     find("max-tokens").clear()
     find("max-tokens").send_keys(str(options.tokens))
     browser.execute_script(_WATCH)
-    find("continue").click()
-    wait.until(lambda _: find("command").text and not find("stop").is_enabled())
-    take("streaming")
+    write("streaming")
     for view, shown in _VIEWS.items():
         find(f"tab-{view}").click()
         wait.until(lambda _, shown=shown: browser.find_elements(By.CSS_SELECTOR, shown))
@@ -102,6 +105,9 @@ def watch(browser: Any, url: str, options: argparse.Namespace) -> dict[str, list
     for _ in range(options.moves):
         find("top_k").send_keys(Keys.ARROW_RIGHT)
     take("moving a slider")
+    find("new").click()
+    find("tab-attend").click()
+    write("streaming with attend")
     return frames
 
 

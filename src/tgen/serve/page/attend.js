@@ -3,6 +3,7 @@
 import { ask, newestOnly } from './api.js';
 
 const LOOKS = 8;  /* keys in the list */
+const MAX_FOLLOWED = 512;  /* tokens; larger matrices take too long between two frames */
 
 export class Attend {
   /* `onSelect` receives the query that is clicked in the matrix. */
@@ -64,7 +65,8 @@ export class Attend {
 
   /* Follow a text while it is written: each answer arrives before the next is asked for. */
   follow(tokens, query) {
-    if (!this.nLoading && !this.hasFailed) this.show(tokens, query, { isGrowing: true });
+    if (this.nLoading || this.hasFailed || tokens.length > MAX_FOLLOWED) return;
+    this.show(tokens, query, { isGrowing: true });
   }
 
   pick(layer, head) {
