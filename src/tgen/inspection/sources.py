@@ -1,4 +1,4 @@
-"""The longest passages of a text that the training text has, too, as OLMoTrace finds them.
+"""The longest passages of a text that also occur in the training text, as OLMoTrace finds them.
 
 A passage is a run of whole words, in bytes: it begins and ends at the border of a word in both
 texts (see `corpus.suffix_array`), and is not part of a longer one.

@@ -202,7 +202,7 @@ class SourcePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePassage:
-    """A passage of a text that the training text has, too."""
+    """A passage of a text that also occurs in the training text."""
 
     start: int  # byte offsets in the text
     end: int

@@ -1,4 +1,4 @@
-"""`--view sources`: passages of a text that the training text has, too. Does not import torch."""
+"""`--view sources`: passages of a text that also occur in the training text. Imports no torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
