@@ -169,12 +169,13 @@ class LoadedModel:
     ) -> Request:
         """Return a checked request; raises UsageError if it cannot be fulfilled.
 
+        Its tokens are described if the sampling settings ask for log-probabilities or explanations.
         A stop string that is the name of a control token, which has no text, stops at the token.
         """
         controls = self.tokenizer.added_tokens
         named = {controls.get(raw(text).decode(errors="replace")) for text in sampling.stop}
         ends |= {i for i in named if i is not None and not self.tokenizer.token_bytes(i)}
-        request = Request(prompt, sampling, ends)
+        request = Request(prompt, sampling, ends, bool(sampling.logprobs or sampling.explain))
         check_request(request, self.vocabulary, self.engine.context_length)
         return request
 

@@ -1,6 +1,7 @@
 """The generation loop: the same text however it is computed."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
-from tgen.generation.loop import generate
+from tgen.generation.loop import generate, generate_requests, make_source
 from tgen.generation.sample import softmax
 from tgen.generation.sequence import Request, check_request, window_start
 from tgen.generation.vocabulary import Vocabulary
@@ -136,6 +137,20 @@ def test_tokens_report_the_models_own_probabilities():
     best = np.argsort(-p)[:5]
     assert [i for i, _ in report.top_logprobs] == best.tolist()
     assert [x for _, x in report.top_logprobs] == pytest.approx(np.log(p[best]).tolist(), abs=1e-5)
+
+
+def test_undescribed_tokens_are_those_of_a_described_text():
+    engine = TorchEngine(make_model("gpt2", context_length=24).double())
+    sampling = SamplingConfig(seed=3, max_new_tokens=9)
+    pairs = [Request([1, 2], sampling), Request([1, 2], sampling, described=False)]
+    tokens = list(
+        generate_requests(engine, make_source(pairs), batch_size=2, vocabulary=Vocabulary())
+    )
+    described, bare = ([t for t in tokens if t.sequence == i] for i in range(2))
+    assert [t.id for t in described] == [t.id for t in bare]
+    alone = list(generate(engine, [[1, 2]], sampling=sampling))
+    assert [t.logprob for t in described] == [t.logprob for t in alone]
+    assert all(math.isnan(t.logprob) and math.isnan(t.entropy) and t.rank == -1 for t in bare)
 
 
 def test_library_and_command_generate_the_same_text(trained):

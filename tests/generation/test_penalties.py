@@ -1,10 +1,17 @@
-"""DRY and forbidden n-grams equal their definitions, read token by token or at once."""
+"""Penalties of repeated tokens equal their definitions, read token by token or at once."""
+
+from collections import Counter
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.generation.logits_processors import Repeats, dry, forbid_repeated_ngrams
+from tgen.generation.logits_processors import (
+    Occurrences,
+    Repeats,
+    dry,
+    forbid_repeated_ngrams,
+)
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
@@ -75,3 +82,16 @@ def test_repeats_of_periodic_texts_equal_their_definition():
         dry_by_definition(expected, text, **options)
         dry(result, at_once, **options)
         assert result.tolist() == expected.tolist()
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 6), st.integers(0, 8))
+@settings(deadline=None)
+def test_occurrences_are_those_of_the_window_however_the_text_is_read(text, start, window):
+    occurrences = Occurrences(window)
+    for end in range(len(text) + 1):
+        occurrences.read(text[:end], start)
+        first = max(start, end - window) if window else start
+        assert occurrences.counts == Counter(text[first:end])
+    at_once = Occurrences(window)
+    at_once.read(text, start)
+    assert at_once.counts == occurrences.counts

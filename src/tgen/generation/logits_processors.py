@@ -8,7 +8,7 @@ A required string that starts or ends with a character of a word starts or ends 
 If it is still missing shortly before the end, it is written where a word ends.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,18 +26,40 @@ _SEARCHED_TOKENS = 12  # before the last chance of required words, to find the e
 
 def penalize_repetition(
     logits: NDArray[np.floating],
-    seen: Sequence[int],
+    counts: Mapping[int, int],
     *,
     repetition: float = 1.0,
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> None:
-    """Penalize seen tokens: `repetition` divides positive and multiplies negative logits (Keskar et
-    al. 2019), `presence` is subtracted once, `frequency` once per occurrence."""
-    ids, counts = np.unique(np.asarray(seen, np.int64), return_counts=True)
+    """Penalize tokens, which occur `counts` times: `repetition` divides positive and multiplies
+    negative logits (Keskar et al. 2019), `presence` is subtracted once, `frequency` once per
+    occurrence."""
+    ids = np.fromiter(counts, np.int64, len(counts))
     values = logits[ids]
     values = np.where(values > 0, values / repetition, values * repetition)
-    logits[ids] = values - presence - frequency * counts
+    logits[ids] = values - presence
+    if frequency:
+        logits[ids] -= frequency * np.fromiter(counts.values(), np.int64, len(counts))
+
+
+class Occurrences:
+    """How often each token occurs in a text, or in its last `window` tokens (0: in all)."""
+
+    def __init__(self, window: int) -> None:
+        self._window, self._n_read = window, 0
+        self.counts: dict[int, int] = {}
+
+    def read(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Read the tokens from `start` on that were appended since the last call."""
+        for i in range(max(start, self._n_read), len(tokens)):
+            self.counts[tokens[i]] = self.counts.get(tokens[i], 0) + 1
+            if self._window and i - self._window >= start:
+                left = tokens[i - self._window]
+                self.counts[left] -= 1
+                if not self.counts[left]:
+                    del self.counts[left]
+        self._n_read = len(tokens)
 
 
 class Repeats:
@@ -126,6 +148,7 @@ def dry(
 class TextState(NamedTuple):
     """State of the processors for one text."""
 
+    seen: Occurrences
     dry: Repeats
     ngrams: Repeats
     before: bytes  # end of the prompt
@@ -173,7 +196,8 @@ class LogitsProcessors:
         """Return the state of a new text, for `apply`; `before` is the end of its prompt."""
         sampling = self._sampling
         window = Repeats(window=sampling.penalty_window, breakers=self._breakers)
-        return TextState(dry=window, ngrams=Repeats(), before=before, forced={})
+        seen = Occurrences(sampling.penalty_window)
+        return TextState(seen=seen, dry=window, ngrams=Repeats(), before=before, forced={})
 
     def apply(
         self,
@@ -291,10 +315,10 @@ class LogitsProcessors:
     ) -> None:
         sampling = self._sampling
         if sampling.penalizes_occurrence:
-            recent = max(start, len(tokens) - sampling.penalty_window)
+            state.seen.read(tokens, start)
             penalize_repetition(
                 logits,
-                tokens[recent if sampling.penalty_window else start :],
+                state.seen.counts,
                 repetition=sampling.repetition_penalty,
                 presence=sampling.presence_penalty,
                 frequency=sampling.frequency_penalty,

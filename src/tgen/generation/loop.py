@@ -13,6 +13,7 @@ A prompt cache holds an engine's keys and values for later requests; `tgen.check
 reads and writes its files.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -30,6 +31,7 @@ from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import RemovedCandidates, Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
+_NOT_DESCRIBED = math.nan, -1, math.nan
 
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
 # can wait) is True, none will follow.
@@ -393,16 +395,22 @@ def _accept(
             if token == expected[row] and not finish:
                 confirmed.append((state, row + 1))
         pending = confirmed
-    if not accepted:
-        return [], errors
-    rows, ids = [row for _, row, _, _ in accepted], [token for _, _, token, _ in accepted]
-    described = describe(_select_rows(logits, rows), ids)
+    to_describe = [(row, token) for state, row, token, _ in accepted if state.described]
+    descriptions = iter(_describe(logits, to_describe))
     tokens = []
-    for one, (logprob, rank, entropy) in zip(accepted, described, strict=True):
-        state, row, token, make_token = one
+    for state, row, token, make_token in accepted:
+        logprob, rank, entropy = next(descriptions) if state.described else _NOT_DESCRIBED
         top = most_likely(logits[row], state.sampling.logprobs, token, logprob)
         tokens.append(make_token(logprob=logprob, rank=rank, entropy=entropy, top_logprobs=top))
     return tokens, errors
+
+
+def _describe(logits: Logits, tokens: list[tuple[int, int]]) -> list[tuple[float, int, float]]:
+    """Describe tokens, each with its row of the logits."""
+    if not tokens:
+        return []
+    rows, ids = map(list, zip(*tokens, strict=True))
+    return describe(_select_rows(logits, rows), ids)
 
 
 def _select_rows(logits: Logits, rows: list[int]) -> Logits:

@@ -22,6 +22,7 @@ class Request(NamedTuple):
     prompt: Sequence[int]  # at least one token
     sampling: SamplingConfig
     ends: frozenset[int] = frozenset()  # end tokens of this request besides the vocabulary's
+    described: bool = True  # whether its tokens get log-probability, rank and entropy
 
 
 def check_request(request: Request, vocabulary: Vocabulary, context_length: int) -> None:
@@ -138,7 +139,7 @@ class SequenceState:
         processors: LogitsProcessors,
         context_length: int,
     ) -> None:
-        prompt, sampling, self._own_ends = request
+        prompt, sampling, self._own_ends, self.described = request
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         self._ends = self._own_ends | set(sampling.stop_token_ids)

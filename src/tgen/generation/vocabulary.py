@@ -56,10 +56,9 @@ class Vocabulary:
         return [b"" if i in self.ends else token for i, token in enumerate(self._tokens)]
 
     def only_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return logits (N, V) in which ids without a token are impossible."""
+        """Make ids without a token impossible in logits (N, V), in place; return the logits."""
         impossible = self._impossible(logits.shape[1])
         if len(impossible):
-            logits = logits.copy()
             logits[:, impossible] = -np.inf
         return logits
 

@@ -56,9 +56,9 @@ class Token:
     sequence: int  # number of the request
     id: int
     text: bytes  # text that can be shown now: no part of a possible stop string
-    logprob: float  # nats, under the model's own distribution
-    rank: int  # 0 is the most likely token
-    entropy: float  # nats, of that distribution
+    logprob: float  # nats, under the model's own distribution; NaN unless requested
+    rank: int  # 0 is the most likely token; -1 unless requested
+    entropy: float  # nats, of that distribution; NaN unless requested
     top_logprobs: list[tuple[int, float]]  # ids and nats of the most likely tokens, if requested
     removed: list[RemovedCandidates]  # by the samplers in order, if requested
     finish: Finish | None  # why the sequence ends here

@@ -64,6 +64,7 @@ def prepare(
     request_sampling = request.sampling | (calls.constraint if calls else {})
     requests: list[Request] = []
     echoes: list[str] = []
+    is_described = request.n_top is not None or request.per_prompt > request.n  # best_of
     for p, ids in enumerate(prompts):
         options = model.defaults | request_sampling | _FIXED
         options["logprobs"] = request.n_top or 0
@@ -76,7 +77,7 @@ def prepare(
             raise bad_request("the nesting is too deep", "response_format") from None
         for c in range(request.per_prompt):
             other = sampling.with_seed(sample_seed(sampling.seed, c))
-            requests.append(first._replace(sampling=other))
+            requests.append(first._replace(sampling=other, described=is_described))
         if isinstance(request, CompletionRequest) and request.echo:
             prompt = request.prompt[p]
             decoded = model.tokenizer.decode(ids).decode(errors="replace")

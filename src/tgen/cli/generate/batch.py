@@ -127,6 +127,8 @@ class RequestQueue:
             request = self._model.request(self._model.encode(first.prompt), sampling)
         else:
             request = self._model.chat_request(messages, sampling)
+        if self._options.json_output or self._options.jsonl:
+            request = request._replace(described=True)
         n = len(request.prompt)
         if n > self._context and sampling.overflow == "slide" and not self._warned:
             self._warned = True
