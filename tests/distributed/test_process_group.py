@@ -58,6 +58,32 @@ def test_closed_stdout_is_not_an_error_on_any_rank(on_ranks):
     assert ranks[1].out.decode().endswith(" 0\n")
 
 
+SILENT_RANK = """
+from datetime import timedelta
+from tgen.distributed import barrier, join_process_group, process_group, short_timeout
+from tgen.errors import RankError
+process_group._STEP_TIMEOUT = timedelta(seconds=1)
+try:
+    with join_process_group(lambda message, hint: print("printed", message, flush=True)) as ranks:
+        barrier()
+        with short_timeout():
+            if ranks.rank:
+                process_group._lasting_store().wait(["0/" + process_group._ERROR_KEY])
+            barrier()
+except RankError as error:
+    print("ended", error, flush=True)
+"""
+
+
+def test_a_rank_that_hangs_in_a_step_ends_all_ranks(on_ranks):
+    ranks = on_ranks(code=SILENT_RANK, n=2)
+    message = "a rank did not answer within 1 s\n"
+    assert [r.out.decode() for r in ranks] == [
+        f"printed {message}ended {message}",
+        f"ended {message}",
+    ]
+
+
 STORE_TIMEOUT = """
 import torch.distributed as dist
 from tgen.distributed import join_process_group

@@ -22,6 +22,7 @@ from tgen.distributed.process_group import (
     ranks,
     set_mark,
     share,
+    short_timeout,
 )
 
 __all__ = [
@@ -43,5 +44,6 @@ __all__ = [
     "ranks",
     "set_mark",
     "share",
+    "short_timeout",
     "total",
 ]

@@ -29,6 +29,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwh
 _STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the slowest rank
 _PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
+_STEP_TIMEOUT = timedelta(minutes=10)  # in a step, all ranks work
 _ERROR_KEY, _PRINTED_KEY, _MARK = "tgen error", "tgen printed", "tgen mark "
 # Launchers that start processes which do not know of each other: their variables of the process's
 # number and of the number of processes. A shell of salloc has SLURM_NTASKS, too.
@@ -37,6 +38,7 @@ _LAUNCHERS = {
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 }
 # Torch's messages about a rank that has exited.
+_TIMED_OUT = "Timed out waiting"
 _PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
@@ -197,6 +199,21 @@ def join_process_group(
             dist.destroy_process_group()
 
 
+@contextmanager
+def short_timeout() -> Iterator[None]:
+    """Let the collectives inside wait for minutes only: all ranks are about to call them."""
+    if ranks().world_size == 1:
+        yield
+        return
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    _set_pg_timeout(_STEP_TIMEOUT)
+    try:
+        yield
+    finally:
+        _set_pg_timeout(_COLLECTIVE_TIMEOUT)
+
+
 def _connect_store(own: Ranks, join_seconds: float) -> "Store":
     """Connect to the key-value store, hosted by torchrun or, without torchrun, by rank 0."""
     import torch.distributed as dist
@@ -302,6 +319,9 @@ def _describe(error: Exception, rank: int) -> dict[str, Any]:
     message, hint, status, is_bug = str(error), "", 1, False
     if isinstance(error, TgenError):
         message, hint, status = error.message, error.hint, error.exit_status
+    elif isinstance(error, RuntimeError) and _TIMED_OUT in message:
+        message = f"a rank did not answer within {_STEP_TIMEOUT.total_seconds():g} s"
+        hint = "look for a machine that hangs, or a network without a route"
     elif isinstance(error, RuntimeError) and any(words in message for words in _PEER_GONE):
         message, hint = "a rank ended without an error message", "see torchrun's report"
     elif is_out_of_memory(error):

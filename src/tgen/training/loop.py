@@ -72,7 +72,7 @@ def train(
         if not pending or config.max_steps is not None:
             progress.seconds = clock() - started
             update_schedule(progress, config)
-        with product_precision(config.precision):
+        with product_precision(config.precision), distributed.short_timeout():
             pending.append(_step(model, batches, config, state))
         progress.step += 1
         progress.windows += config.batch_size
