@@ -101,8 +101,10 @@ def test_precision_is_the_faster_one_and_with_steps_that_of_the_device():
     assert precision(None, train=steps) == "float32"
 
 
-def test_number_of_steps_follows_from_a_measured_step():
-    chosen = plan(400_000, minutes=10, on_cpu=True, measured_step=MeasuredStep(2048, 0.5, 0.01))
+@pytest.mark.parametrize(("on_cpu", "step_tokens"), [(True, 2048), (False, 16_384)])
+def test_number_of_steps_follows_from_a_measured_step(on_cpu, step_tokens):
+    step = MeasuredStep(step_tokens, 0.5, 0.01)
+    chosen = plan(400_000, minutes=10, on_cpu=on_cpu, measured_step=step)
     steps = next(choice for choice in chosen.choices if choice.name == "steps")
     assert (steps.value, steps.why) == (
         "about 1,100",

@@ -169,8 +169,9 @@ def choose_budget(run: PlannedRun) -> Budget:
 
 def _tokens_per_second(run: PlannedRun, step_tokens: int) -> float:
     """Return the expected training speed of all ranks."""
-    if not run.inputs.on_cpu:
-        return tokens_per_second(run.inputs.flops_per_second, matmul_params(run.model))
+    inputs = run.inputs
+    if not inputs.on_cpu and inputs.measured_step is None:
+        return tokens_per_second(inputs.flops_per_second, matmul_params(run.model))
     return (1 - _OTHER_SHARE) * step_tokens / seconds_of_step(run, step_tokens)
 
 
