@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Functions that return and set the state of a random number generator.
+_State = tuple[Callable[[], Tensor], Callable[[Tensor], object]]
+
 
 class Dropout(nn.Module):
     """In training, zero each number with probability `p` and scale the others by 1 / (1 - p).
@@ -50,27 +53,35 @@ def checkpoint_block(
 
     masked = dropout.training and dropout.p > 0
     how: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
-    if dropout.generators is not None:  # contexts cannot be compiled
-        how["context_fn"] = lambda: (nullcontext(), _repeat_masks(dropout))
+    if masked and (states := _random_states(dropout, x.device)):  # contexts cannot be compiled
+        how["context_fn"] = lambda: (nullcontext(), _repeat(states))
     out: Tensor = checkpoint(
         block, x, context, preserve_rng_state=masked and dropout.generators is None, **how
     )
     return out
 
 
-def _repeat_masks(dropout: Dropout) -> AbstractContextManager[None]:
-    """Return a context in which the generators continue from their present states."""
-    generators = list(dropout.generators or ()) if dropout.training and dropout.p > 0 else []
-    return _set_states(generators, [generator.get_state() for generator in generators])
+def _random_states(dropout: Dropout, device: torch.device) -> list[_State]:
+    """Return the states behind the masks, unless torch's checkpoint repeats them itself."""
+    if dropout.generators is not None:
+        return [(one.get_state, one.set_state) for one in dropout.generators]
+    if device.type == "mps" and not torch.compiler.is_compiling():
+        return [(torch.mps.get_rng_state, torch.mps.set_rng_state)]
+    return []
+
+
+def _repeat(states: list[_State]) -> AbstractContextManager[None]:
+    """Return a context in which the random numbers continue from the present states."""
+    return _set_states(states, [get_state() for get_state, _ in states])
 
 
 @contextmanager
-def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> Iterator[None]:
-    now = [generator.get_state() for generator in generators]
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
+def _set_states(states: list[_State], values: list[Tensor]) -> Iterator[None]:
+    now = [get_state() for get_state, _ in states]
+    for (_, set_state), value in zip(states, values, strict=True):
+        set_state(value)
     try:
         yield
     finally:
-        for generator, state in zip(generators, now, strict=True):
-            generator.set_state(state)
+        for (_, set_state), value in zip(states, now, strict=True):
+            set_state(value)
