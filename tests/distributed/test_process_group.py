@@ -154,6 +154,20 @@ def test_invalid_variables_are_errors(monkeypatch, name, value):
         distributed.ranks()
 
 
+OTHER_COUNTS = """
+import os
+from tgen.distributed import barrier, join_process_group
+os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]
+with join_process_group(join_seconds=20):
+    barrier()
+    print("joined")
+"""
+
+
+def test_machines_that_count_restarts_differently_join(on_ranks):
+    assert [rank.out for rank in on_ranks(code=OTHER_COUNTS, n=2)] == [b"joined\n"] * 2
+
+
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "8"}
 

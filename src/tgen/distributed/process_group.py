@@ -10,6 +10,7 @@ ranks as soon as one has exited, so a failed rank waits until rank 0 has printed
 import gc
 import json
 import os
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -131,31 +132,29 @@ def set_mark(name: str) -> None:
 
     Does nothing outside `join_process_group`.
     """
-    if store := _lasting_store():
+    for store in _stores():
         store.set(_MARK + name, "")
 
 
 def has_mark(name: str) -> bool:
     """Return whether ranks that torchrun has restarted since have called `set_mark(name)`."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return False
-    store = _lasting_store()
-    return store is not None and store.check([_MARK + name])
+    return [store.check([_MARK + name]) for store in _stores()] == [False, True]
 
 
-def _lasting_store() -> "Store | None":
-    """Return the store without the prefix of this attempt; None outside `join_process_group`."""
+def _stores() -> "list[Store]":
+    """Return the store of the ranks' present starts and the one around it, which outlives them;
+    none outside `join_process_group`."""
     if not launched():
-        return None
+        return []
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     if not dist.is_initialized():
-        return None
-    store = _get_default_store()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store
+        return []
+    own = root = _get_default_store()
+    while isinstance(root, PrefixStore):
+        root = root.underlying_store
+    return [own, root]
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def join_process_group(
 
     own = ranks()
     store = _connect_store(own, join_seconds)
-    _wait_for_ranks(own, store, join_seconds, print_status)
+    store = _wait_for_ranks(own, store, join_seconds, print_status)
     has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_gpus else "gloo",  # decisions use CPU tensors
@@ -217,7 +216,7 @@ def short_timeout() -> Iterator[None]:
 def _connect_store(own: Ranks, join_seconds: float) -> "Store":
     """Connect to the key-value store, hosted by torchrun or, without torchrun, by rank 0."""
     import torch.distributed as dist
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not (host and port.isdigit()):
@@ -246,23 +245,38 @@ def _connect_store(own: Ranks, join_seconds: float) -> "Store":
                     f"rank {own.rank} cannot reach rank 0 at {host}:{port}",
                     "check torchrun's --master-addr",
                 ) from None
-        else:  # torchrun may restart the ranks: each attempt has its own keys
+        else:
             store.set_timeout(_STORE_TIMEOUT)
-            return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            return store
 
 
 def _wait_for_ranks(
     own: Ranks, store: "Store", join_seconds: float, print_status: Callable[[str], None] | None
-) -> None:
+) -> "Store":
+    """Return the part of the store that belongs to these starts of the ranks, once all are there.
+
+    torchrun restarts the ranks of one machine after those of another, and each machine counts its
+    own restarts. So rank 0 answers each start of a rank with the name of its own start.
+    """
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
     started_at, n, printed = time.monotonic(), own.world_size, False
+    start, group = secrets.token_hex(8), ""
     try:
-        store.set(f"joined {own.rank}", "")
-        store.add("joined", 1)
-        while store.add("joined", 0) < n:
+        store.set(f"start {own.rank}", start)
+        while not group or store.add(f"{group} joined", 0) < n:
+            for rank in range(0 if own.rank else n):
+                if store.check([f"start {rank}"]):
+                    store.set(store.get(f"start {rank}").decode(), start)
+            if store.check([start]) and (answer := store.get(start).decode()) != group:
+                group = answer
+                store.set(f"{group} joined {own.rank}", "")
+                store.add(f"{group} joined", 1)
+                continue
             waited = time.monotonic() - started_at
-            missing = ", ".join(str(r) for r in range(n) if not store.check([f"joined {r}"]))
+            gone = (r for r in range(n) if not store.check([f"{group} joined {r}"]))
+            missing = ", ".join(map(str, gone)) if group else "0"
             if waited >= join_seconds:
                 raise TgenError(
                     f"rank {missing} of {n} did not join within {join_seconds:g} s",
@@ -276,6 +290,7 @@ def _wait_for_ranks(
         raise TgenError(
             "rank 0 ended before all ranks joined", "check the output of rank 0"
         ) from None
+    return PrefixStore(group, store)
 
 
 def _share_error(
