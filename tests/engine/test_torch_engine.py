@@ -6,6 +6,7 @@ import torch
 
 from support.models import make_model
 from tgen.engine.torch_engine import TorchEngine, get_graph_lock, group_by_count
+from tgen.model.transformer import Transformer
 
 PROMPTS = [[1, 2, 3], [7], [4, 5, 6, 7, 8, 9]]
 
@@ -43,6 +44,15 @@ def test_bfloat16_weights_stay_close(family):
     fresh = TorchEngine(make_model(family), dtype="bfloat16")
     at_once = fresh.extend([[*text[0], 1, 2, 3]])
     np.testing.assert_allclose(narrow.step([3]), at_once, rtol=0, atol=0.1 * np.abs(expected).max())
+
+
+def test_bfloat16_matrices_are_never_float32_on_the_device(monkeypatch):
+    moved = []
+    monkeypatch.setattr(
+        Transformer, "to", lambda self, _: moved.append(self.token_embedding.weight.dtype)
+    )
+    TorchEngine(make_model("qwen3"), dtype="bfloat16", device=torch.device("cpu"))
+    assert moved == [torch.bfloat16]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,7 +9,7 @@ logits match those of the step without it.
 import torch
 from torch import Tensor
 
-from tgen.engine.cuda_attention import kernels_of_a_step
+from tgen.engine.cuda_attention import use_step_kernels
 from tgen.model.attention import causal_mask
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
@@ -87,7 +87,7 @@ class GraphedStep:
 
     def _compute(self) -> Tensor:
         keys = self.cache.keys[0]
-        with kernels_of_a_step(keys.device, keys.dtype):
+        with use_step_kernels(keys.device, keys.dtype):
             x = self._model.hidden_states(self._tokens, cache=self._view)
         return self._model.logits(x[:, -1])
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # Weights of a model that the kernels compute although there may be a GPU. On a Mac, torch takes
 # seconds to import, and launching operations takes most of a small model's time. An H200's host
-# with 16 cores decoded 12 M weights 1.2 to 2.1 times as fast as the GPU, and started 4 s earlier.
+# with 16 cores decoded one text with 12 M weights 1.2 to 2.1 times as fast as the GPU, and started
+# 4 s earlier.
 _SMALL_MODELS = {"darwin": 500_000_000, "linux": 20_000_000}
 # Linux device files of GPUs that torch can use: NVIDIA's, AMD's, and GPUs inside WSL.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -57,10 +58,10 @@ def open_engine(
 
     `dtype` is how matrices are stored in memory. None means as in the file, except that float16
     becomes float32, that the kernels store quantized files as int4 or int8 and CUDA as bfloat16,
-    and that torch without CUDA always uses float32. `cache_dtype` is how the kernels store keys and
-    values: by default float32 beside float32 weights, else float16. The engine takes ownership of
-    the bundle's arrays; with `packed` weights, it is the kernels with these. Raises UsageError if
-    the device is not available or does not support a dtype.
+    and that torch uses float32 without CUDA and on GPUs that only emulate bfloat16. `cache_dtype`
+    is how the kernels store keys and values: by default float32 beside float32 weights, else
+    float16. The engine takes ownership of the bundle's arrays; with `packed` weights, it is the
+    kernels with these. Raises UsageError if the device is unavailable or does not support a dtype.
     """
     device: str = options.device
     threads, dtype, cache_dtype = options.threads, options.dtype, options.cache_dtype
@@ -78,11 +79,7 @@ def open_engine(
             dtype = dtype or stored_dtype(bundle)
             packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
         return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
-    from tgen.engine.torch_engine import (  # imports torch
-        TorchEngine,
-        get_graph_lock,
-        narrow_matrices,
-    )
+    from tgen.engine.torch_engine import TorchEngine  # imports torch
     from tgen.machine.device import choose_device, set_threads
     from tgen.model.precision import computes_bfloat16
     from tgen.model.transformer import Transformer
@@ -105,11 +102,7 @@ def open_engine(
         raise UsageError(message, "remove cache_dtype", field="cache_dtype")
     set_threads(threads)
     model = Transformer.from_arrays(bundle.config, bundle.arrays)
-    if dtype == "bfloat16":
-        narrow_matrices(model)  # here, so that the GPU never holds them in float32
-    with get_graph_lock(target):
-        model.to(target)
-    return TorchEngine(model, dtype=dtype)
+    return TorchEngine(model, dtype=dtype, device=target)
 
 
 def find_cached(path: Path, options: EngineOptions) -> "CachedWeights | None":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tgen.config import StoredAs
 from tgen.engine.base import Floats, Logits, extended_lengths
-from tgen.engine.cuda_attention import kernels_of_a_pass
+from tgen.engine.cuda_attention import use_pass_kernels
 from tgen.engine.cuda_graph import GraphedStep
 from tgen.model.kv_cache import KVCache, PaddedRows
 from tgen.model.transformer import Transformer
@@ -37,29 +37,33 @@ def get_graph_lock(device: torch.device) -> threading.Lock:
     return _gpu_locks.setdefault(torch.device("cuda", device.index or 0), threading.Lock())
 
 
-def narrow_matrices(model: Transformer) -> None:
-    """Store matrices as bfloat16; norms, biases and position tables stay float32."""
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data = parameter.data.bfloat16()
-
-
 class TorchEngine:
     """See `engine.base.Engine`."""
 
     name = "torch"
 
-    def __init__(self, model: Transformer, *, dtype: StoredAs = "float32") -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        dtype: StoredAs = "float32",
+        device: torch.device | None = None,
+    ) -> None:
+        """Compute with the model, on `device` if given."""
         self.model = model.eval()
         self.context_length = model.config.context_length
         self.dtype: StoredAs = dtype
         self.cache_dtype = dtype
-        self.device = model.token_embedding.weight.device
+        self.device = device or model.token_embedding.weight.device
         self._lock = get_graph_lock(self.device)
         narrow = dtype == "bfloat16"
-        if narrow:
-            with self._lock:
-                narrow_matrices(model)
+        with self._lock:
+            if narrow:  # before it moves: a GPU never holds the matrices in float32
+                for parameter in model.parameters():
+                    if parameter.ndim > 1:  # norms, biases and position tables stay float32
+                        parameter.data = parameter.data.bfloat16()
+            if device is not None:
+                model.to(device)
         self._autocast = torch.autocast(
             self.device.type,
             torch.bfloat16,
@@ -174,7 +178,7 @@ class TorchEngine:
             ]
             alike = len(rows) == len(cache.lengths) and min(counts) == longest
             view = cache if alike else PaddedRows(cache, rows, counts)
-            with kernels_of_a_pass(self.device):
+            with use_pass_kernels(self.device):
                 x = self.model.hidden_states(torch.tensor(ids, device=self.device), cache=view)
             for i, (row, n) in enumerate(zip(rows, counts, strict=True)):
                 hidden[row] = x[i, :n]

@@ -15,7 +15,6 @@ from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
 from tgen.machine import memory
-from tgen.model.transformer import Transformer
 
 gguf = pytest.importorskip("gguf", reason="NO GGUF: reading quantized GGUF files is not tested")
 
@@ -163,8 +162,7 @@ def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatc
     gpu = SimpleNamespace(major=8, minor=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
     monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(Transformer, "to", lambda self, _: self)
-    monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, dtype: dtype)
+    monkeypatch.setattr("tgen.engine.torch_engine.TorchEngine", lambda _, **given: given["dtype"])
     path = export_model(tmp_path, tokenizer, "q4_0")
     assert open_engine(model_dir.load(path), EngineOptions(device="cuda")) == "bfloat16"
     assert (
