@@ -107,14 +107,14 @@ def test_last_evaluation_is_repeated_with_a_better_logit_scale():
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Let the loop believe that the model is on a GPU."""
+    """Let the loop take the CPU for a GPU."""
     monkeypatch.setattr(loop, "_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(loop, "to_device", lambda windows, _: to_device(windows, CPU))
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize(("seconds", "most"), [(0.01, 10), (0.3, 3), (5.0, 1)])
-def test_no_look_at_a_gpu_is_much_later_than_a_second(on_a_gpu, monkeypatch, seconds, most):
-    del on_a_gpu
+def test_no_look_at_a_gpu_is_much_later_than_a_second(monkeypatch, seconds, most):
     now, step = 0.0, loop._step
 
     def slow_step(*given):
@@ -133,8 +133,8 @@ def test_no_look_at_a_gpu_is_much_later_than_a_second(on_a_gpu, monkeypatch, sec
     assert max(later - earlier for earlier, later in itertools.pairwise(looks)) == most
 
 
-def test_dropout_on_a_gpu_repeats_its_masks_with_activation_checkpointing(on_a_gpu):
-    del on_a_gpu
+@pytest.mark.usefixtures("on_a_gpu")
+def test_dropout_on_a_gpu_repeats_its_masks_with_activation_checkpointing():
     gradients = []
     for checkpointing in (False, True):
         config = ResolvedTrainConfig(
@@ -164,11 +164,11 @@ def test_activation_checkpointing_can_be_compiled(monkeypatch):
 
 
 def test_only_pinned_memory_is_copied_without_waiting(monkeypatch):
-    asked = []
+    waits = []
     monkeypatch.setattr(
-        torch.Tensor, "to", lambda self, _, non_blocking: asked.append(non_blocking) or self
+        torch.Tensor, "to", lambda self, _, non_blocking: waits.append(not non_blocking) or self
     )
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     for kind in ("cpu", "mps", "cuda"):
         to_device(Batch(np.zeros((1, 2), np.int64), None, None), torch.device(kind))
-    assert asked == [False, False, True]
+    assert waits == [True, True, False]
