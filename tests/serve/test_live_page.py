@@ -112,7 +112,7 @@ class Page:
         """Return whether the bars are those of the values at a position."""
         shown = self.run("return {...document.getElementById('bars').dataset}")
         values = json.loads(shown.get("sampling", "{}"))
-        return values | sampling == values and int(shown["position"]) == position
+        return values | sampling == values and shown.get("position") == str(position)
 
     def bars(self) -> dict[int, float]:
         """Return the shown probabilities by token id."""
