@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -118,39 +118,43 @@ class Service:
                 allow_private_network=True,  # from pages of the internet to this machine
             )
         self._router = Starlette(
-            routes=[
-                Route("/", self._front_page),
-                Route(f"{page_files.PREFIX}{{name}}", page_files.get_page),
-                Route("/health", self._health),
-                Route("/metrics", self._get_metrics),
-                Route("/v1/models", self._list_models),
-                Route("/v1/models/{name:path}", self._get_model),
-                Route("/api/version", _get_ollama_version),
-                Route("/api/tags", self._list_ollama_models),
-                Route("/api/ps", self._list_loaded_models),
-                Route("/props", partial(self._describe, describe=llama_cpp.properties)),
-                *(
-                    Route(path, partial(self._create, read=read), methods=["POST"])
-                    for path, read in _READERS.items()
-                ),
-                *(
-                    Route(path, partial(self._describe, describe=describe), methods=["POST"])
-                    for path, describe in _DESCRIPTIONS.items()
-                ),
-                *(
-                    Route(f"/tgen/{view}", partial(self._inspect, view=view), methods=["POST"])
-                    for view in VIEWS
-                ),
-                *(Route(path, _refuse_embeddings, methods=["POST"]) for path in _EMBEDDINGS),
-            ],
+            routes=self._make_routes(),
             exception_handlers={
                 TgenError: _answer_tgen_error,
                 HTTPException: _answer_http_exception,
                 ClientDisconnect: _answer_nobody,
+                RecursionError: _answer_deep_body,
                 Exception: _answer_bug,
             },
         )
         self._router.router.redirect_slashes = False
+
+    def _make_routes(self) -> list[Route]:
+        return [
+            Route("/", self._front_page),
+            Route(f"{page_files.PREFIX}{{name}}", page_files.get_page),
+            Route("/health", self._health),
+            Route("/metrics", self._get_metrics),
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{name:path}", self._get_model),
+            Route("/api/version", _get_ollama_version),
+            Route("/api/tags", self._list_ollama_models),
+            Route("/api/ps", self._list_loaded_models),
+            Route("/props", partial(self._describe, describe=llama_cpp.properties)),
+            *(
+                Route(path, partial(self._create, read=read), methods=["POST"])
+                for path, read in _READERS.items()
+            ),
+            *(
+                Route(path, partial(self._describe, describe=describe), methods=["POST"])
+                for path, describe in _DESCRIPTIONS.items()
+            ),
+            *(
+                Route(f"/tgen/{view}", partial(self._inspect, view=view), methods=["POST"])
+                for view in VIEWS
+            ),
+            *(Route(path, _refuse_embeddings, methods=["POST"]) for path in _EMBEDDINGS),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and log it."""
@@ -240,49 +244,36 @@ class Service:
             )
             raise HttpError(403, message, code="sources_not_shown")
         run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
-        try:
-            if request.method == "POST":
-                values = await run(load_object, await self._read_body(request))
-            else:
-                values = dict(request.query_params)
-            served = await self._open_named(request, values)
-
-            async def work() -> dict[str, Any]:
-                return await run(describe, served.model, served.source.name, values)
-
-            return JSONResponse(await self._while_open(request, work()))
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
-
-    async def _open_named(self, request: Request, values: dict[str, Any]) -> ServedModel:
-        """Return the model that `values` names, without its name in them."""
-        name = values.pop("model", values.pop("name", self._models.default))
-        if not isinstance(name, str):
-            raise bad_request("model: expected a string", "model")
-        return await self._open_model(request, name)
+        served, values = await self._open_named(request)
+        work = run(describe, served.model, served.source.name, values)
+        return JSONResponse(await self._while_open(request, work))
 
     async def _inspect(self, request: Request, view: str) -> Response:
         """Answer with a view of a text's attention."""
-        run = asyncio.get_running_loop().run_in_executor
-        try:
+        served, values = await self._open_named(request)
+        work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
+        return JSONResponse(await self._while_open(request, work))
+
+    async def _open_named(self, request: Request) -> tuple[ServedModel, dict[str, Any]]:
+        """Return the model that a request names, and the other fields of its body or query."""
+        if request.method == "POST":
+            run = asyncio.get_running_loop().run_in_executor
             values = await run(self._preparers, load_object, await self._read_body(request))
-            served = await self._open_named(request, values)
-            work = self._inspection.inspect(view, served.model, values, lambda: served.n_texts)
-            return JSONResponse(await self._while_open(request, work))
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
+        else:
+            values = dict(request.query_params)
+        name = values.pop("model", values.pop("name", self._models.default))
+        if not isinstance(name, str):
+            raise bad_request("model: expected a string", "model")
+        return await self._open_model(request, name), values
 
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
         body = await self._read_body(request)
         run = asyncio.get_running_loop().run_in_executor
-        try:
-            if len(body) < _SMALL_BODY:
-                text_request, form = read(body, self._models.default)
-            else:
-                text_request, form = await run(self._preparers, read, body, self._models.default)
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
+        if len(body) < _SMALL_BODY:
+            text_request, form = read(body, self._models.default)
+        else:
+            text_request, form = await run(self._preparers, read, body, self._models.default)
         n, limit = text_request.n_texts, self._models.queue_size
         if n > limit:
             message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
@@ -341,8 +332,6 @@ class Service:
             return await run(work, model, text_request, max_tokens)
         except TgenError as error:
             raise to_http(calls.name_tool(error) if calls else error, text_request.names) from None
-        except RecursionError:
-            raise bad_request("the body is nested too deeply") from None
 
     async def _open_model(self, request: Request, name: str) -> ServedModel:
         """Return a model, loaded if necessary; it stays so until the next await, and while it has
@@ -357,12 +346,12 @@ class Service:
         except TimeoutError:
             raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
 
-    async def _while_open(self, request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    async def _while_open(self, request: Request, work: Awaitable[_Result]) -> _Result:
         """Return the result of work, which is cancelled if the client leaves or the server drains;
         then raise ClientDisconnect or HttpError."""
-        task = asyncio.create_task(work)
+        task = asyncio.ensure_future(work)
         waits = (wait_for_disconnect(request.receive), self._draining.wait())
-        tasks: list[asyncio.Task[Any]] = [task, *map(asyncio.create_task, waits)]
+        tasks: list[asyncio.Future[Any]] = [task, *map(asyncio.create_task, waits)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -425,6 +414,11 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 async def _answer_nobody(request: Request, error: Exception) -> Response:
     del request, error  # the client has left
     return Response(status_code=499)
+
+
+async def _answer_deep_body(request: Request, error: Exception) -> Response:
+    del error
+    return bad_request("the body is nested too deeply").response(request.url.path)
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from tgen.loaded_model import LoadedModel
 from tgen.machine import child
 from tgen.serve.http_error import HttpError, bad_request, busy, timed_out, unavailable
 from tgen.serve.json_body import JsonObject, validate
-from tgen.serve.live_views import Ids
+from tgen.serve.live_views import Ids, check_length
 from tgen.serve.preparation import check_ids
 
 VIEWS = ("heads", "attention", "lens", "why")
@@ -111,8 +111,6 @@ def _check(model: LoadedModel, view: str, request: _Request) -> None:
             message = f"{name}: invalid value {getattr(request, name)}, expected below {limit}"
             raise bad_request(message, name)
     check_ids(request.ids, model.tokenizer.vocab_size, "ids")
-    if n > config.context_length:
-        message = f"the text has {n:,} tokens (limit {config.context_length:,})"
-        raise bad_request(message, "ids", "context_length_exceeded")
+    check_length(request.ids, config.context_length, "ids")
     if view == "why" and request.target is not None:
         check_ids([request.target], model.tokenizer.vocab_size, "target")

@@ -120,7 +120,7 @@ def tokens(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, A
         ids, ends = chat_format.encode(chat.conversation), chat_format.end_ids | ends
     else:
         ids = model.encode(request.bytes or b"")
-    _check_length(model, ids)
+    check_length(ids, model.engine.context_length)
     scored, bytes_of = model.score_prompt(ids, request.top), model.vocabulary.bytes_of
     return {"tokens": [describe_token(bytes_of, one) for one in scored], "ends": sorted(ends)}
 
@@ -133,7 +133,7 @@ def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[st
     del name
     ids = validate(_Position, values).ids
     check_ids(ids, model.tokenizer.vocab_size, "ids")
-    _check_length(model, ids)
+    check_length(ids, model.engine.context_length)
     logits = model.vocabulary.only_tokens(model.next_logits(ids))
     ((likely,), _) = sort_candidates(logits, _NAMED)
     bytes_of = model.vocabulary.bytes_of
@@ -209,7 +209,8 @@ def _milliseconds(engine: Engine, n_cached: int, ids: list[int]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def _check_length(model: LoadedModel, ids: list[int]) -> None:
-    if len(ids) > model.engine.context_length:
-        message = f"the text has {len(ids):,} tokens (limit {model.engine.context_length:,})"
-        raise bad_request(message, None, "context_length_exceeded")
+def check_length(ids: list[int], limit: int, field: str | None = None) -> None:
+    """Raise HttpError for a text that is longer than the context."""
+    if len(ids) > limit:
+        message = f"the text has {len(ids):,} tokens (limit {limit:,})"
+        raise bad_request(message, field, "context_length_exceeded")

@@ -46,7 +46,6 @@ export class Attend {
   /* Show a text and one of its tokens; what is shown already is not computed again. */
   show(tokens, query, { isGrowing = false } = {}) {
     this.query = query;
-    if (!tokens.length) return;
     this.labels = tokens.map(({ label }) => label);
     const ids = tokens.slice(0, this.facts.context).map(({ id }) => id);
     if (ids.length === this.ids.length && ids.every((id, i) => id === this.ids[i])) {
