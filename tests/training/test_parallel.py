@@ -198,7 +198,7 @@ KILLED_TWICE = """
 import json, os, signal
 from pathlib import Path
 import tgen.runs.session as session
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+attempt = os.environ.pop("TORCHELASTIC_RESTART_COUNT")  # each machine counts its own
 def kill():
     print(json.loads((Path({out!r}) / "training/run.json").read_text())["run_id"], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -229,15 +229,6 @@ def test_restarted_ranks_continue_their_own_run(on_ranks, corpus, tmp_path):
 
 def run_id(out: Path) -> str:
     return json.loads((out / "training/run.json").read_bytes())["run_id"]
-
-
-def test_restarted_ranks_refuse_the_run_of_others(on_ranks, corpus, whole, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    restarted = "import os\nos.environ['TORCHELASTIC_RESTART_COUNT'] = '1'\n"
-    ranks = on_ranks(code=restarted + code_of_ranks(command(corpus, out), action="0", at=-1), n=2)
-    assert f"{out} already contains a model" in error_line(ranks)
-    assert names(out) == names(whole)
 
 
 def test_fine_tuning_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path):
