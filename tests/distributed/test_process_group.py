@@ -68,7 +68,8 @@ try:
         barrier()
         with short_timeout():
             if ranks.rank:
-                process_group._lasting_store().wait(["0/" + process_group._ERROR_KEY])
+                store, _ = process_group._stores()
+                store.underlying_store.wait([process_group._ERROR_KEY])
             barrier()
 except RankError as error:
     print("ended", error, flush=True)

@@ -10,7 +10,6 @@ ranks as soon as one has exited, so a failed rank waits until rank 0 has printed
 import gc
 import json
 import os
-import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -262,7 +261,7 @@ def _wait_for_ranks(
     from torch.distributed.distributed_c10d import PrefixStore
 
     started_at, n, printed = time.monotonic(), own.world_size, False
-    start, group = secrets.token_hex(8), ""
+    start, group = os.urandom(8).hex(), ""
     try:
         store.set(f"start {own.rank}", start)
         while not group or store.add(f"{group} joined", 0) < n:
