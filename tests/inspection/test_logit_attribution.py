@@ -130,6 +130,13 @@ def test_selected_tokens_are_left_out_with_progress(tokenizer):
     assert [one.logit_without for one in alone.tokens] == [None]
 
 
+def test_texts_without_a_token_share_the_tokens_before_it(tokenizer):
+    model, computed = make_model("llama", vocab_size=tokenizer.vocab_size), []
+    model.token_embedding.register_forward_hook(lambda _, inputs, __: computed.append(*inputs))
+    attribute_logit(model, tokenizer, IDS, query=9, target=[17], left_out=range(6, 10))
+    assert [tuple(tokens.shape) for tokens in computed] == [(1, 10), (1, 6), (4, 3)]
+
+
 def test_tokens_before_the_window_have_no_part(tokenizer):
     model = make_model("mistral", vocab_size=tokenizer.vocab_size, sliding_window=9)
     report = attribute_logit(model, tokenizer, IDS, query=29)

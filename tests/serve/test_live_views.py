@@ -118,6 +118,9 @@ def test_attention_and_reasons_are_those_of_the_inspector(
         difference = one.logit_without - expected.logit
         assert token["without"] == pytest.approx(difference, abs=1e-4)
     assert sum(why["sums"].values()) + why["all_tokens"] == pytest.approx(why["logit"], abs=1e-4)
+    first = ask(served, "why", ids=ids, query=query, target=ids[-1], left_out=0)
+    assert first["parts"] == why["parts"]
+    assert all(token["without"] is None for token in first["tokens"])
     lens = ask(served, "lens", ids=ids, query=query)
     last = inspector.logit_lens(query=query)
     assert lens["answer_ranks"] == last.answer_ranks
@@ -140,6 +143,7 @@ def test_attention_and_reasons_are_those_of_the_inspector(
         ("attention", {"ids": [1], "head": -1}, 400, "head"),
         ("lens", {"ids": [1], "query": 1}, 400, "query: invalid value 1"),
         ("why", {"ids": [1, 2], "target": 10**9}, 400, "invalid token id"),
+        ("why", {"ids": [1, 2], "left_out": 33}, 400, "left_out"),
         ("heads", {"ids": [1], "model": "gone"}, 404, "does not exist"),
         ("heads", {"ids": [1], "model": 1}, 400, "model: expected a string"),
         ("sources", {"text": "a"}, 404, "train with --index"),

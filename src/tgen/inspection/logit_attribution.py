@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from tgen.inspection.hooks import hooks_removed, model_blocks, token_batch
+from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import LayerNorm, RMSNorm, Transformer
 from tgen.reports.inspection import AttributionReport, Contribution, TokenContribution
 from tgen.tokenizer import Tokenizer
 
-_BATCH_TOKENS = 4096  # in a pass of several texts, each without one token
-_BATCH_LOGITS = 1 << 24  # in such a pass
+_BATCH_TEXTS = 8  # each without one token; a pass computes them from the first of these tokens on
+_BATCH_TOKENS = 4096  # of such texts
+_BATCH_LOGITS = 1 << 24  # of such texts
 
 
 class _ComponentRecorder:
@@ -231,13 +233,23 @@ def _leave_one_out(
     n, length = len(target), len(ids) - 1 + len(target) - 1
     if len(ids) == 1:
         return {}
-    batch_size = min(_BATCH_TOKENS // length, _BATCH_LOGITS // (n * model.config.vocab_size))
     effects: dict[int, tuple[float, float]] = {}
     candidates = range(len(ids)) if left_out is None else left_out
-    for start in range(0, len(candidates), max(batch_size, 1)):
-        batch = candidates[start : start + max(batch_size, 1)]
-        texts = [[*ids[:i], *ids[i + 1 :], *target[:-1]] for i in batch]
-        x = model.hidden_states(token_batch(model, texts))[:, -n:]
+    most_logits = _BATCH_LOGITS // (n * model.config.vocab_size)
+    batch_size = max(1, min(_BATCH_TEXTS, _BATCH_TOKENS // length, most_logits))
+    device, dtype = model.token_embedding.weight.device, next(model.parameters()).dtype
+    cache = KVCache(model.config, 1, device=device, dtype=dtype)
+    for start in range(0, len(candidates), batch_size):
+        batch = candidates[start : start + batch_size]
+        first = min(batch[0], len(ids) - 2)  # one token is left to predict the target
+        before = ids[cache.lengths[0] : first]
+        if before:
+            model.hidden_states(token_batch(model, [before]), cache=cache)
+        cache.select([0] * len(batch))
+        texts = [[*ids[first:i], *ids[i + 1 :], *target[:-1]] for i in batch]
+        x = model.hidden_states(token_batch(model, texts), cache=cache)[:, -n:]
         effects |= zip(batch, zip(*_score(model, x, target), strict=True), strict=True)
+        cache.select([0])
+        cache.rewind([first])
         progress((start + len(batch)) / len(candidates))
     return effects

@@ -26,6 +26,7 @@ _SECONDS = 60.0  # of one answer
 _MAX_WAITING = 8
 _PATIENCE = 0.5  # seconds until it computes beside texts
 _POLL_SECONDS = 0.05
+_LEFT_OUT = 32  # tokens: each takes a pass over those after it
 
 
 class _Request(JsonObject, extra="forbid"):
@@ -34,6 +35,7 @@ class _Request(JsonObject, extra="forbid"):
     head: Annotated[int, Field(ge=0)] = 0
     query: Annotated[int, Field(ge=0)] = 0
     target: Annotated[int, Field(ge=0)] | None = None
+    left_out: Annotated[int, Field(ge=0, le=_LEFT_OUT)] = _LEFT_OUT
 
 
 class InspectionProcess:

@@ -31,8 +31,6 @@ _MEMORY_SHARE = 0.5  # of the free memory
 _MIN_BYTES = 2 << 30
 _THUMBNAIL = 32  # pixels
 _LENS_POSITIONS = 24
-_LEFT_OUT = 32  # tokens, each of which takes a pass
-_LEFT_OUT_TOKENS = 8192  # of all these passes
 _TOP_TOKENS = _TOP_PARTS = 16
 
 
@@ -129,16 +127,15 @@ def _lens(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
 
 def _why(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
     """Return what made the logit of the target: earlier tokens, the most important first, and the
-    largest parts; the latest tokens are also left out, fewer in long texts."""
+    largest parts; the latest `left_out` tokens are also left out."""
     query, target = request["query"], request["target"]
-    n_left_out = min(_LEFT_OUT, max(1, _LEFT_OUT_TOKENS // (query + 1)))
     report = attribute_logit(
         inspector.model,
         inspector.tokenizer,
         inspector.ids,
         query=query,
         target=None if target is None else [target],
-        left_out=range(max(0, query + 1 - n_left_out), query + 1),
+        left_out=range(max(0, query + 1 - request["left_out"]), query + 1),
     )
     tokens = [
         {

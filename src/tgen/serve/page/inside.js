@@ -5,7 +5,7 @@ import { ask, newestOnly } from './api.js';
 const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
 
 const WHY = 'The parts sum to the logit, with the scales of the norms held constant; “without it” is ' +
-  'the change of the logit when the model runs on the text without the token (the last 32, fewer in long texts).';
+  'the change of the logit when the model runs on the text without the token (the last 32).';
 
 const setAbout = (text) => { byId('inside-about').textContent = text; };
 
@@ -65,6 +65,9 @@ export class Inside {
   async fetch(signal, ids, query, target, labels) {
     setAbout('computing …');
     const body = { model: this.facts.name, ids, query };
+    const explained = target === undefined ? body : { ...body, target };
+    // The parts take one pass. Large models take seconds for the passes without a token.
+    drawWhy(await ask('tgen/why', { ...explained, left_out: 0 }, signal), labels);
     if (this.facts.residual_stream) {
       const lens = await ask('tgen/lens', body, signal);
       showLens(byId('lens'), lens, labels);
@@ -73,8 +76,7 @@ export class Inside {
     } else {
       byId('lens').replaceChildren();
     }
-    const why = await ask('tgen/why', target === undefined ? body : { ...body, target }, signal);
-    drawWhy(why, labels);
+    drawWhy(await ask('tgen/why', explained, signal), labels);
     setAbout(this.facts.residual_stream ? WHY :
       'The logit lens needs a residual stream, which a post-norm model does not have.');
   }
