@@ -17,7 +17,7 @@ MODEL = ROOT / "models" / "shakespeare"
 # Name: width, height, tab, and the elements that it waits for.
 PICTURES = {
     "live": (1440, 1120, "attend", "#looks li"),
-    "live_inside": (768, 1800, "inside", "#why-tokens td"),
+    "live_inside": (768, 1800, "inside", "#inside[aria-busy=false] #why-tokens td"),
     "live_narrow": (360, 1800, "choose", "#bars li"),
 }
 

@@ -192,6 +192,26 @@ def test_a_branch_of_a_chat_keeps_its_control_tokens(browser: Any, chat_model: P
         assert browser.get_log("browser") == []
 
 
+def test_a_text_that_the_model_has_ended_starts_again(browser: Any, chat_model: Path) -> None:
+    with serving(chat_model) as server:
+        page = Page(browser, server.url)
+        page.open()
+        page.fill(seed=19, n=20)
+        page.run("document.querySelector('[name=mode][value=text]').click()")
+        page.set_slider("top_k", 0)
+        page.set_slider("temperature", 1)
+        page.find("prompt").send_keys(" ")
+        page.find("continue").click()
+        page.wait_for_end()
+        assert "the text ended" in page.find("status").text
+        before = page.generated()
+        page.find("continue").click()
+        page.wait(lambda: len(page.all(".branch")) == 2)
+        page.wait(lambda: not page.find("stop").is_enabled())
+        assert page.generated() == before
+        assert [branch.text for branch in page.all(".branch")] == ["blank text seed 19"] * 2
+
+
 def test_the_command_names_the_dtype_of_the_server(browser: Any) -> None:
     with serving(SHIPPED, "--dtype", "int4") as server:
         page = Page(browser, server.url)
@@ -313,7 +333,7 @@ def test_arrow_keys_move_the_query_of_the_matrix(page: Page) -> None:
 def test_parts_sum_to_the_logit_and_the_lens_ends_with_the_prediction(page: Page) -> None:
     page.write(TEXT, seed=3, n=12)
     page.find("tab-inside").click()
-    page.wait(lambda: page.all("#why-tokens td"))
+    page.wait(lambda: page.all("#inside[aria-busy=false] #why-tokens td"))
     sums = page.run("return {...document.getElementById('why-parts').dataset}")
     assert abs(float(sums["total"]) - float(sums["logit"])) < 1e-4
     assert len(page.all("#lens tbody tr")) == 6  # the embedding and the layers

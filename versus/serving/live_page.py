@@ -28,7 +28,7 @@ let last = performance.now();
 const tick = (now) => { frames_ms.push(now - last); last = now; requestAnimationFrame(tick); };
 requestAnimationFrame(tick);
 """
-_VIEWS = {"choose": "#bars li", "attend": "#looks li", "inside": "#why-tokens td"}
+_VIEWS = {"choose": "#bars li", "attend": "#looks li", "inside": "#inside[aria-busy=false] td"}
 
 
 @contextmanager

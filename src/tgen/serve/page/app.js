@@ -150,7 +150,7 @@ async function receive(branch, body, signal) {
     const { finish } = added.at(-1);
     const isFull = branch.tokens.length >= facts.context;
     const why = { stop: ' · the text ended', length: isFull ? ' · the context is full' : '' }[finish];
-    setStatus(`${n} tokens · ${(n / seconds).toFixed(0)} tokens/s${why ?? ' …'}`);
+    setStatus(`${n} token${n === 1 ? '' : 's'} · ${(n / seconds).toFixed(0)} tokens/s${why ?? ' …'}`);
   }
 }
 
@@ -199,6 +199,12 @@ function asPrompt(list) {
   return { prompt: joined(list.map(({ bytes }) => bytes)) };
 }
 
+/* Return the start of a text as the name of its branch. */
+const nameOf = (typed) => (typed.trim() ? [...typed].slice(0, 40).join('') : 'blank text');
+
+/* Return whether the model has ended a text, which nothing can follow. */
+const hasEnded = ({ tokens: all, ends }) => all.length > 0 && ends.includes(all.at(-1).id);
+
 function onContinue() {
   const typed = byId('prompt').value;
   const parent = branches.current;
@@ -208,12 +214,12 @@ function onContinue() {
     const isAnswered = before.at(-1)?.role !== 'user';
     const messages = [...(isAnswered ? before : before.slice(0, -1)), { role: 'user', content: typed }];
     const prompt = new TextEncoder().encode(typed);
-    write({ name: typed.slice(0, 40), prompt, messages }, parent);
-  } else if (parent && parent.typed === typed && !parent.messages && parent.tokens.length) {
+    write({ name: nameOf(typed), prompt, messages }, parent);
+  } else if (parent && parent.typed === typed && !parent.messages && !hasEnded(parent)) {
     write({ name: 'continued', ...asPrompt(parent.tokens), typed }, parent);
   } else {
     const prompt = new TextEncoder().encode(typed || byId('prompt').placeholder);
-    write({ name: typed.slice(0, 40) || 'What is', prompt, typed }, null);
+    write({ name: nameOf(typed || 'What is'), prompt, typed }, null);
   }
 }
 

@@ -4,10 +4,14 @@ import { ask, newestOnly } from './api.js';
 
 const signed = (x) => (x < 0 ? '−' : '+') + Math.abs(x).toFixed(3);
 
+const COMPUTING = 'computing …';
 const WHY = 'The parts sum to the logit, with the scales of the norms held constant; “without it” is ' +
   'the change of the logit when the model runs on the text without the token (the last 32).';
 
-const setAbout = (text) => { byId('inside-about').textContent = text; };
+function setAbout(text) {
+  byId('inside-about').textContent = text;
+  byId('inside').setAttribute('aria-busy', text === COMPUTING);
+}
 
 function drawTable(table, heads, lines) {
   const cell = (value, i) => (i ? make('td', {}, value) : make('th', { scope: 'row' }, value));
@@ -63,7 +67,7 @@ export class Inside {
   }
 
   async fetch(signal, ids, query, target, labels) {
-    setAbout('computing …');
+    setAbout(COMPUTING);
     const body = { model: this.facts.name, ids, query };
     const explained = target === undefined ? body : { ...body, target };
     // The parts take one pass. Large models take seconds for the passes without a token.
