@@ -120,7 +120,7 @@ def test_a_grammar_is_a_text(run):
         ({"tempature": 1}, "tempature"),
         ({"temperature": -1}, "temperature: invalid value -1.0 (set temperature to a"),
         ({"top_k": 1.5}, "top_k"),
-        ({"regex": "a", "stop": "b"}, "stop cannot be combined with regex"),
+        ({"regex": "a", "require": "b"}, "require cannot be combined with regex"),
         ({"regex": "(", "max_new_tokens": 3}, "regex: unclosed group"),
     ],
 )

@@ -97,7 +97,7 @@ def test_truncated_text_is_reported_as_incomplete(trained):
         ({"json_schema": {"type": "integer", "minimum": -1e19, "maximum": -1e19}}, "below -9e+18"),
         ({"choices": [b"\xff"]}, "UTF-8"),
         ({"choices": ["a"], "regex": "b"}, "cannot be combined"),
-        ({"choices": ["a"], "stop": ["b"]}, "stop"),
+        ({"choices": ["a"], "min_tokens": 2}, "min_tokens"),
         ({"choices": []}, "choices: invalid value []"),
         ({"choices": ()}, "choices: invalid value []"),
         ({"regex": r"[^\s\S]"}, "regex: no text matches"),

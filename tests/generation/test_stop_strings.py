@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.command import tgen
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.sequence import StopStringMatcher
-from tgen.loaded_model import open_model
+from tgen.loaded_model import Decoding, open_model
 from tgen.tokenizer import TextStream
 
 few_bytes = st.binary(min_size=0, max_size=6).map(lambda b: bytes(97 + c % 3 for c in b))
@@ -49,6 +50,28 @@ def test_stop_strings_match_across_token_boundaries(trained):
         for length in (1, 2, 5):
             stop = free[start : start + length]
             assert run(stop=[stop]) == free[: free.index(stop)]
+
+
+@pytest.mark.parametrize("draft", ["off", "auto"])
+def test_stop_strings_end_constrained_texts_only_where_they_are_complete(trained, draft):
+    model = open_model(trained, EngineOptions(threads=1))
+
+    def run(seed, **more):
+        sampling = SamplingConfig(temperature=2.0, max_new_tokens=100, seed=seed, **more)
+        tokens = [*model.tokens([ids], sampling=sampling, decoding=Decoding(draft=draft))]
+        return b"".join(token.text for token in tokens), tokens[-1]
+
+    ids, cut = model.encode("What"), 0
+    schema = {"properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+    for seed in range(20):
+        whole = {"json_schema": schema | {"type": "object"}}
+        assert run(seed, stop=["e", '"', "}", "\n"], **whole)[0] == run(seed, **whole)[0]
+        free, limited = {"regex": "[a-z ]{50}[a-z ]*"}, {"regex": "[a-z ]*"}
+        assert run(seed, stop=["e"], **free)[0].find(b"e", 50 + 10) < 0
+        text, last = run(seed, stop=["e", " "], **limited)
+        assert re.fullmatch(b"[a-df-z]*", text)
+        cut += last.finish == "stop" and last.complete
+    assert cut > 10
 
 
 @pytest.mark.parametrize("options", [[], ["--draft", "off"], ["--no-kv-cache"]])

@@ -327,7 +327,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, "temprature"),
     ({"stream_options": {}}, "stream_options"),
     ({"response_format": {"type": "xml"}}, "response_format"),
-    ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
     ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
     ({"response_format": {"type": "json_object", "strct": True}}, "response_format.strct"),
     (

@@ -86,7 +86,8 @@ def test_forced_calls_are_valid_whole_and_as_a_stream(
             check_call(call)
         if choice == NAMED:
             assert [call.function.name for call in answer.message.tool_calls] == ["weather"]
-    with client.chat.completions.stream(**options) as stream:
+    # A stop string does not cut a call.
+    with client.chat.completions.stream(stop=['"', "i"], **options) as stream:
         streamed = stream.get_final_completion()
     for one, other in zip(streamed.choices, whole.choices, strict=True):
         assert one.finish_reason == "tool_calls"
@@ -178,6 +179,9 @@ def test_model_calls_by_itself_after_any_text(
         for text in arguments[i].values():
             assert set(json.loads(text)) in ({"city", "unit"}, set())
     assert any(contents[i].strip() for i in calling)
+    stopped = client.chat.completions.create(stop="e", extra_body={"top_k": 0}, **options)
+    texts = [answer.message.content or "" for answer in stopped.choices]
+    assert texts == [text.partition("e")[0] for text in contents]
 
 
 def test_a_schema_that_is_nested_deeply_is_an_error(served: ServerProcess) -> None:
@@ -218,7 +222,7 @@ def test_response_format_is_of_texts_without_calls(tooled: ServerProcess) -> Non
 
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": [WEATHER], "stop": "x"}, "stop"),
+    ({"tools": [WEATHER], "require": "x"}, "require"),
     ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice"),
     ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -320,10 +320,7 @@ class SamplingConfig:
             shown = repr(text.decode(errors="replace"))
             require(possible, "require", shown, "a string without banned or stop strings")
         constraints = [name for name in CONSTRAINTS if getattr(self, name)]
-        names = (
-            *("stop", "until_newline", "require", "stop_token_ids", "min_tokens", "ignore_eos"),
-            "words",
-        )
+        names = ("require", "stop_token_ids", "min_tokens", "ignore_eos", "words")
         others = [name for name in names if getattr(self, name)]
         if constraints and len(constraints + others) > 1:
             one, two = constraints[:2] if len(constraints) > 1 else (others[0], constraints[0])

@@ -99,12 +99,13 @@ class StopStringMatcher:
         self._withheld = b""
         self.found: bytes | None = None  # the stop string that ended the text
 
-    def feed(self, piece: bytes) -> bytes:
-        """Add a piece; return what can be shown now, nothing after a stop string."""
+    def feed(self, piece: bytes, *, may_end: bool = True) -> bytes:
+        """Add a piece; return what can be shown now, nothing after a stop string. Without
+        `may_end`, the text cannot end before this piece or in it."""
         if self.found is not None:
             return b""
-        if not self._stops:
-            return piece
+        if not self._stops or not may_end:
+            return self.flush() + piece
         text = self._withheld + piece
         # The stop string that ends first counts; of several, the one that starts first.
         matches = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
@@ -155,12 +156,21 @@ class SequenceState:
         self._no_candidates = False  # no token was allowed
         self._stop_strings, self._new_bytes = StopStringMatcher(sampling.stops), b""
         self._matcher = vocabulary.grammars.matcher(sampling) if sampling.constrained else None
+        self._may_end = True  # whether a stop string can end the text in the next piece
         self.changes_logits = not processors.inactive or self._matcher is not None
 
     @property
     def complete(self) -> bool:
         """Whether the text satisfies its constraint and did not run out of allowed tokens."""
-        return not self._no_candidates and (self._matcher is None or self._matcher.complete)
+        return not self._no_candidates and (self._stopped_by_string or self._satisfies)
+
+    @property
+    def _satisfies(self) -> bool:
+        return self._matcher is None or self._matcher.complete
+
+    @property
+    def _stopped_by_string(self) -> bool:
+        return self._stop_strings.found is not None
 
     def process_logits(self, logits: Logits) -> None:
         """Apply processors and constraints to the logits (V,) of the next token, in place."""
@@ -196,7 +206,11 @@ class SequenceState:
         piece = b"" if token in self._ends else self._vocabulary.bytes_of(token)
         if not self.processors.inactive:
             self._new_bytes += piece
-        text = self._stop_strings.feed(piece)
+        # A stop string does not cut a text that would then violate its constraint. Between the
+        # bytes of a character, what was true before it holds.
+        if not b"\x80" <= piece[:1] < b"\xc0":
+            self._may_end = self._satisfies
+        text = self._stop_strings.feed(piece, may_end=self._may_end)
         if self._matcher is not None:
             self._matcher.accept(token)
         finish = self._finish_reason(token)
@@ -205,7 +219,7 @@ class SequenceState:
     def _finish_reason(self, token: int) -> Finish | None:
         stopped = self._matcher is not None and self._matcher.stopped
         is_end = token in self._vocabulary.ends or token in self._ends
-        if is_end or self._stop_strings.found is not None or stopped:
+        if is_end or self._stopped_by_string or stopped:
             return "stop"
         if len(self.tokens) - self.prompt_length == self.sampling.max_new_tokens:
             return "length"

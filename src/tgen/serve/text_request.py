@@ -53,7 +53,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 # Fields of a message that are not supported -> what is expected.
 _UNSUPPORTED = {"audio": "text, no audio", "function_call": "tool_calls, not function_call"}
 # Options of SamplingConfig that cannot be combined with the grammar of calls.
-_AGAINST_TOOLS = {"stop", "until_newline", "require", "regex", "choices", "grammar"}
+_AGAINST_TOOLS = {"require", "regex", "choices", "grammar"}
 _NEWER_LIMIT = "max_completion_tokens"  # of a chat, before max_tokens
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 

@@ -117,7 +117,7 @@ def test_choices_that_are_no_list_of_strings_are_refused(generate, text):
             ["--choices: each choice contains a string of --ban"],
         ),
         (["--choices", "a", "--regex", "b"], ["--choices cannot be combined with --regex"]),
-        (["--choices", "a", "--stop", "b"], ["--stop cannot be combined with --choices"]),
+        (["--choices", "a", "--min-tokens", 2], ["--min-tokens cannot be combined with --choices"]),
         (["-t", "inf"], ["--temperature: invalid value inf", "a finite number of at least 0"]),
         (["--top-n-sigma", "inf"], ["--top-n-sigma", "a finite number from 0 to 1,000,000"]),
         (["--json-schema", "none.json"], ["--json-schema: none.json does not exist", "spelling"]),
