@@ -279,12 +279,12 @@ def test_response_format_constrains_the_text(
         model=served.model, prompt="x", max_tokens=99, extra_body={"response_format": form}
     )
     assert isinstance(json.loads(text.choices[0].text)["a"], bool)
-    # The form of llama.cpp.
-    extra = {"response_format": {"type": "json_object", "schema": schema}}
-    text = client.completions.create(
-        model=served.model, prompt="x", max_tokens=99, extra_body=extra
-    )
-    assert isinstance(json.loads(text.choices[0].text)["a"], bool)
+    for name in ("schema", "value"):  # of llama.cpp; of huggingface_hub
+        extra = {"response_format": {"type": "json_object", name: schema}}
+        text = client.completions.create(
+            model=served.model, prompt="x", max_tokens=99, extra_body=extra
+        )
+        assert isinstance(json.loads(text.choices[0].text)["a"], bool)
 
 
 NAMED: list[tuple[dict[str, Any], str]] = [
@@ -330,6 +330,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
     ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
     ({"response_format": {"type": "json_object", "strct": True}}, "response_format.strct"),
+    ({"response_format": {"type": "json_object", "value": "x"}}, "response_format.value"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
         "response_format.json_schema.foo",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.tools import USER, WEATHER, request_of
+from support.tools import NAMED, USER, WEATHER, request_of
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import HttpError
 from tgen.serve.preparation import prepare
@@ -15,6 +15,11 @@ def test_choice_of_no_tool_is_a_chat_without_tools(loaded: LoadedModel) -> None:
     without = request_of(tools=[], max_tokens=5, seed=1)
     request = request_of(tool_choice="none", max_tokens=5, seed=1)
     assert prepare(loaded, request, 9) == prepare(loaded, without, 9)
+
+
+def test_choice_of_a_function_needs_no_type() -> None:  # huggingface_hub sends none
+    choice = request_of(tool_choice={"function": {"name": "weather"}}).tool_choice
+    assert choice == request_of(tool_choice=NAMED).tool_choice
 
 
 def test_arguments_of_earlier_calls_are_objects_if_they_are_json() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
 
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
@@ -16,6 +16,7 @@ _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "bad_words": "ban",
 }
 _MAX_STRINGS, _MAX_STRING_BYTES = 64, 256  # of an option; they are searched for at every token
+_SCHEMA = AliasChoices("schema", "value")
 _TINY = 5e-324  # the lowest top_p: only the most likely token is left
 
 
@@ -86,8 +87,8 @@ class _JsonSchema(JsonObject, extra="forbid"):
 class _ResponseFormat(JsonObject, extra="forbid"):
     type: str = ""
     json_schema: _JsonSchema | None = None
-    # for json_object, as in llama.cpp
-    definition: Annotated[_Schema | None, Field(alias="schema")] = None
+    # for json_object, as in llama.cpp or, by the name value, in text-generation-inference
+    definition: Annotated[_Schema | None, Field(validation_alias=_SCHEMA)] = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:

@@ -88,9 +88,10 @@ def _check_choice(value: Any) -> ToolChoice:
     if value in ("none", "auto", "required"):
         return ToolChoice(value)
     try:
-        if value["type"] == "function" and isinstance(value["function"]["name"], str):
-            return ToolChoice("required", value["function"]["name"])
-    except (KeyError, TypeError):
+        kind, name = value.get("type", "function"), value["function"]["name"]
+        if kind == "function" and isinstance(name, str):
+            return ToolChoice("required", name)
+    except (AttributeError, KeyError, TypeError):
         pass
     example = '{"type": "function", "function": {"name": ...}}'
     raise ValueError(f"none, auto, required, or a function such as {example}")
