@@ -451,9 +451,14 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
     assert served.http.get("/v1/nothing").status_code == 404
     assert served.http.get("/v1/completions").status_code == 405
     assert served.http.get("/v1/completions").json()["error"]["type"] == "invalid_request_error"
-    form = {"Content-Type": "text/plain"}
-    answer = served.http.post("/v1/completions", content=b"{}", headers=form)
-    assert answer.status_code == 415
+    body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+    for kind in ({}, {"Content-Type": "text/plain"}):  # as web pages can send without asking
+        for origin in ("null", "https://evil.example"):
+            headers = kind | {"Origin": origin}
+            answer = served.http.post("/v1/completions", content=body, headers=headers)
+            assert answer.status_code == 415
+        answer = served.http.post("/v1/completions", content=body, headers=kind)
+        assert answer.status_code == 200
     for path in ("/health", "/health/", "/health//"):
         assert served.http.get(path).json() == {"status": "ok"}
     answer = served.post("/v1/completions/", {"prompt": "x", "max_tokens": 2})

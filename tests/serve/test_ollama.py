@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from support.servers import JSON, ServerProcess
+from support.tools import NAMED, WEATHER
 from tgen.api import Model
 from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
@@ -173,9 +174,9 @@ def test_a_second_constraint_is_named_as_it_was_sent() -> None:
 
 
 def test_body_must_be_json(served: ServerProcess) -> None:
-    for content, headers in ((b"{", JSON), (b"{}", {})):
+    for content, headers in ((b"{", JSON), (b"{}", {}), (b"x=1", {"Origin": "null"})):
         answer = served.http.post("/api/chat", content=content, headers=headers)
-        assert answer.status_code in (400, 415)
+        assert answer.status_code == (415 if "Origin" in headers else 400)
         assert isinstance(answer.json()["error"], str)
 
 
@@ -206,10 +207,19 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         "model": "m",
         "messages": USER,
         "tools": [],
+        "tool_choice": "auto",
+        "logprobs": False,
         "options": {"num_predict": -1, "top_k": None},
     }
     request, _ = read_chat(json.dumps(body).encode(), "m")
     assert request.max_tokens == -1
+
+
+def test_choice_of_a_tool_is_that_of_a_chat() -> None:
+    body: Any = {"model": "m", "messages": USER, "tools": [WEATHER], "tool_choice": NAMED}
+    request, _ = read_chat(json.dumps(body).encode(), "m")
+    assert isinstance(request, ChatRequest)
+    assert request.tool_choice == ("required", "weather")
 
 
 def test_calls_of_a_stream_come_together_at_its_end() -> None:

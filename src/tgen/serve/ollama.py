@@ -21,7 +21,7 @@ from tgen.serve.text_response import dump_json
 
 VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
 _NEVER = "9999-12-31T23:59:59Z"
-_UNSUPPORTED = ("suffix", "images", "template", "context", "think")
+_UNSUPPORTED = ("suffix", "images", "template", "context", "think", "logprobs", "top_logprobs")
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
@@ -59,6 +59,7 @@ class _GenerateBody(_Body):
 class _ChatBody(_Body):
     messages: Annotated[Objects, Field(min_length=1)]
     tools: Objects | None = None
+    tool_choice: Any = None  # of OpenAI's API; clients of both send it
 
 
 class _PromptOrChat(ChatRequest):
@@ -95,6 +96,8 @@ def read_chat(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     values["messages"] = _to_messages(request.messages)
     if request.tools:
         values["tools"] = request.tools
+    if request.tool_choice is not None:
+        values["tool_choice"] = request.tool_choice
     return to_request(values, ChatRequest, model, names), OllamaForm(request.model, chat=True)
 
 
