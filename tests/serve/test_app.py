@@ -279,8 +279,9 @@ def test_response_format_constrains_the_text(
         model=served.model, prompt="x", max_tokens=99, extra_body={"response_format": form}
     )
     assert isinstance(json.loads(text.choices[0].text)["a"], bool)
-    for name in ("schema", "value"):  # of llama.cpp; of huggingface_hub
-        extra = {"response_format": {"type": "json_object", name: schema}}
+    # The forms of llama.cpp and of huggingface_hub.
+    for kind, name in (("object", "schema"), ("schema", "schema"), ("object", "value")):
+        extra = {"response_format": {"type": f"json_{kind}", name: schema}}
         text = client.completions.create(
             model=served.model, prompt="x", max_tokens=99, extra_body=extra
         )

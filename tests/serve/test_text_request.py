@@ -165,6 +165,8 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
         "tools": [],
         "logit_bias": {},
         "audio": None,
+        "length_penalty": 1.0,
+        "chat_template_kwargs": {},
     }
     body = json.dumps({"prompt": ["Hi"]} | nulls | neutral).encode()
     assert parse(body, CompletionRequest, "m") == plain
@@ -172,6 +174,14 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
     sent |= {"refusal": None, "tool_calls": [], "name": "x"}
     request = parse(json.dumps({"messages": [sent]}).encode(), ChatRequest, "m")
     assert request.conversation == parse(chat(), ChatRequest, "m").conversation
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
+def test_answers_and_results_may_be_empty(role: str, content: dict[str, Any]) -> None:
+    sent = {"messages": [{"role": role} | content, {"role": "user", "content": "Hi"}]}
+    request = parse(json.dumps(sent).encode(), ChatRequest, "m")
+    assert request.conversation[0] == {"role": role, "content": ""}
 
 
 SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [

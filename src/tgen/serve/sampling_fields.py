@@ -87,26 +87,27 @@ class _JsonSchema(JsonObject, extra="forbid"):
 class _ResponseFormat(JsonObject, extra="forbid"):
     type: str = ""
     json_schema: _JsonSchema | None = None
-    # for json_object, as in llama.cpp or, by the name value, in text-generation-inference
+    # in place of json_schema, as in llama.cpp or, by the name value, in text-generation-inference
     definition: Annotated[_Schema | None, Field(validation_alias=_SCHEMA)] = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        lacks_schema = self.type == "json_schema" and not self.json_schema
+        given = self.json_schema or self.definition
+        lacks_schema = self.type == "json_schema" and given is None
         if lacks_schema or self.type not in ("text", "json_object", "json_schema"):
             raise ValueError("the type text, json_object, or json_schema with a schema")
         if self.json_schema and self.type != "json_schema":
             raise ValueError(f"no json_schema beside the type {self.type}")
-        if self.definition is not None and self.type != "json_object":
+        if self.definition is not None and (self.type == "text" or self.json_schema):
             raise ValueError(f"no schema beside the type {self.type}")
         return self
 
     @property
     def schema_of_text(self) -> dict[str, Any] | None:
         """The JSON schema that the text must satisfy; None for any text."""
-        if self.type == "json_schema" and self.json_schema:
+        if self.json_schema:
             return self.json_schema.definition
-        if self.type != "json_object":
+        if self.type == "text":
             return None
         return {"type": "object"} if self.definition is None else self.definition
 

@@ -48,7 +48,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("penalize_newline", "penalize_nl"), (True,)),
     "tfs_z": (1,),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
-    **dict.fromkeys(("chat_template", "chat_template_kwargs", "prompt_logprobs"), ()),
+    **dict.fromkeys(("chat_template", "prompt_logprobs"), ()),
+    "chat_template_kwargs": ({},),
+    "length_penalty": (1,),
 }
 # Fields of a message that are not supported -> what is expected.
 _UNSUPPORTED = {"audio": "text, no audio", "function_call": "tool_calls, not function_call"}
@@ -105,14 +107,15 @@ class _Message(JsonObject):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, values: Any) -> Any:
-        """Drop what clients send with every message; a message that only calls has no content."""
+        """Drop what clients send with every message. A message of the assistant that only calls, or
+        the result of a call, may have no content."""
         if not isinstance(values, dict):
             return values
         for name in _UNSUPPORTED.keys() & values.keys():
             if values[name] is not None:
                 raise ValueError(_UNSUPPORTED[name])
         given = {name: value for name, value in values.items() if value is not None}
-        if given.get("tool_calls") and given.get("content") in (None, []):
+        if given.get("role") in ("assistant", "tool") and given.get("content") in (None, []):
             given["content"] = ""
         return given
 
