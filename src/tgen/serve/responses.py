@@ -129,7 +129,8 @@ def read(body: bytes, model: str) -> tuple[ChatRequest, "ResponsesForm"]:
     values = {name: value for name, value in load_object(body).items() if name not in _IGNORED}
     for name in _STATE:
         if values.pop(name, None):
-            message = f"{name} is not supported: this server stores nothing; send the whole input"
+            hint = "this server stores nothing; send store: false and the whole input"
+            message = f"{name} is not supported: {hint}"
             raise bad_request(message, name, "unsupported_parameter")
     if "response_format" in values:
         raise bad_request("response_format is not supported; use text.format", "response_format")
