@@ -34,8 +34,9 @@ Ranks = Callable[..., list[SimpleNamespace]]
 
 
 # Modules that take long begin first: a worker that starts one at the end keeps the others waiting.
-LONG = ["test_faults", "test_parallel", "test_quick", "test_kernel_cache", "test_signals"]
-LONG += ["test_resume", "test_session", "test_errors", "test_docs", "test_early_stopping"]
+LONG = ["test_faults", "test_parallel", "test_fake_cuda", "test_quick", "test_kernel_cache"]
+LONG += ["test_signals", "test_resume", "test_session", "test_errors", "test_docs"]
+LONG += ["test_early_stopping"]
 
 
 gc.disable()  # no garbage is made until all tests are imported

@@ -23,7 +23,6 @@ import torch
 
 guard.set_guard()
 
-from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fake_cuda.device import GPU, Device, fake_gpu
@@ -92,11 +91,17 @@ def run(
     problems = waits_outside(device, "evaluation._window_losses", "evaluation.loss_and_derivatives")
     if not np.allclose(losses, expected, rtol=0, atol=1e-4 if precision == "float32" else 0.2):
         problems.append(f"losses {losses} instead of {expected}")
+    problems += left_on_cpu(state)
     state.restore(state.to_arrays(), state.progress)
-    tensors = dict[str, Tensor]([*state.model.named_parameters(), *state.model.named_buffers()])
-    for moments in [moments for one in state.optimizers for moments in one.state.values()]:
-        tensors |= moments
-    return problems + [f"{name} is not on the GPU" for name, x in tensors.items() if not x.is_cuda]
+    return problems + left_on_cpu(state)
+
+
+def left_on_cpu(state: TrainState) -> Problems:
+    tensors = [*state.model.named_parameters(), *state.model.named_buffers()]
+    for optimizer in state.optimizers:
+        for moments in optimizer.state.values():
+            tensors += moments.items()
+    return [f"{name} is on the CPU" for name, tensor in tensors if not tensor.is_cuda]
 
 
 @cache
@@ -172,7 +177,7 @@ def texts(engine: TorchEngine) -> Iterator[list[tuple[int, int]]]:
         tokens = generate(engine, prompts, sampling=sampling, drafts=drafts)
         yield [(token.sequence, token.id) for token in tokens]
     cache = compute_prompt_cache(engine, prompts[0], None)
-    request = Request([*prompts[0], 5], SamplingConfig(max_new_tokens=2))
+    request = Request([*prompts[0], 5, 6], SamplingConfig(max_new_tokens=2))
     tokens = generate_requests(
         engine, make_source([request]), batch_size=1, vocabulary=Vocabulary(), prompt_cache=cache
     )

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch._decomp import decompositions
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import tgen
@@ -22,6 +23,9 @@ import tgen
 GPU = torch.device("cuda", 0)
 _SOURCE = str(Path(tgen.__file__).parent)
 _ATEN = torch.ops.aten
+_GPU_ONLY = {  # used where torch is built for CUDA
+    _ATEN._fused_rms_norm_backward.default: decompositions._fused_rms_norm_backward,
+}
 _INDEXING = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
 
 
@@ -121,7 +125,7 @@ class Device(TorchDispatchMode):
                 self.wait(func.overloadpacket.__name__)
         args = _numbers(args)
         kwargs = {name: _numbers(value) for name, value in kwargs.items()}
-        result = func(*args, **kwargs)
+        result = _GPU_ONLY.get(func, func)(*args, **kwargs)
         if not to_gpu:
             return result
         if self._graph is not None:

@@ -10,6 +10,7 @@ namespace at {
 struct CUDAHooks final : CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
   bool isBuilt() const override { return true; }
+  long versionRuntimeCuDNN() const override { return 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
 // In the place of those of torch built for CUDA, if this library is loaded first.

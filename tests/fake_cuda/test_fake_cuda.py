@@ -20,7 +20,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     result = subprocess.run(
         [sys.executable, "-m", "fake_cuda.cases", guard],
         capture_output=True,
-        env=clean_environment(PYTHONPATH=os.pathsep.join(sys.path)),
+        env=clean_environment(PYTHONPATH=os.pathsep.join(sys.path), CUDA_VISIBLE_DEVICES=""),
         check=False,
     )
     assert result.returncode == 0, result.stderr.decode()
