@@ -450,6 +450,30 @@ class Model:
         return inspect_view(inspector, View(view), view_options, output)
 
     @_named_keywords()
+    def activations(
+        self,
+        text: str | bytes,
+        *,
+        layer: str | None = None,
+        parts: str | None = None,
+        tail: bool = False,
+    ) -> dict[str, Any]:
+        """Return activations of a text as NumPy float32 arrays by name, as `tgen inspect
+        --activations` writes them.
+
+        `layer` has layers such as "0,2-4" or "-1", by default all; `parts` has names such as
+        "residual,heads" or "all". Raises UsageError as `inspect` does.
+        """
+        from tgen.drawing.view_options import ViewOptions
+        from tgen.inspection.inspector import Inspector
+
+        _check_text("text", text)
+        require(isinstance(tail, bool), "tail", repr(tail), "True or False")
+        check_ranges(ViewOptions(layer=layer, parts=parts))
+        bundle = model_with_adapter.reload(self._loaded.bundle)
+        return Inspector(bundle, raw(text), tail=tail).activations(layer, parts)
+
+    @_named_keywords()
     def cache_prompt(self, prompt: Prompt) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""
         return self._loaded.cache_prompt(self._prompt_ids(prompt))

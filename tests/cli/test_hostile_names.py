@@ -106,6 +106,7 @@ def test_list_of_hostile_models_is_clean(damage, hostile, capsysbinary, monkeypa
 def test_every_view_of_a_hostile_prompt_is_clean(hostile, capsysbinary):
     others = {View.training, View.sources}
     views = [f"--view={view}" for view in View if view not in others]
+    views += [f"--patch={ESCAPES[:-1]}?", "--contrast=b"]
     for more in ([], ["--json"], ["--width", "60"]):
         status = run(["inspect", "-m", str(hostile), "-p", ESCAPES, *views, *more])
         out, err = capsysbinary.readouterr()
@@ -122,6 +123,9 @@ def test_hostile_arguments_are_quoted_without_control_characters(trained, capsys
         ["generate", *model, "--input", ESCAPES],
         ["generate", "-m", ESCAPES, "-p", "x"],
         ["inspect", *model, "-p", "x", "--layer", ESCAPES],
+        ["inspect", *model, "-p", "x", "--group", ESCAPES],
+        ["inspect", *model, "-p", "x", "--patch", ESCAPES],
+        ["inspect", *model, "-p", "x", "--activations", "x", "--parts", ESCAPES],
         ["inspect", *model, "-p", "x", "--view", "why", "--query", ESCAPES],
         ["bench", *model, "-p", ESCAPES],
         ["bench", *model, "--compare", ESCAPES],

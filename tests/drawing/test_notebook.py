@@ -72,9 +72,11 @@ def test_heads_are_clickable_in_a_notebook_without_the_network(page, browser, tm
 
 @pytest.mark.parametrize("view", sorted(set(View) - {View.training, View.sources}))
 def test_every_view_has_data_text_and_html(model, inspect, view):
-    shown = model.inspect("What is the king?", view=view)
+    options = {"patch": "What is the king!", "contrast": "b"} if view == View.patch else {}
+    shown = model.inspect("What is the king?", view=view, **options)
+    flags = [f"--{name}={value}" for name, value in options.items()]
     selected = ["--layer=all", "--head=all"] if view == "attention" else []
-    record = json.loads(inspect(f"--view={view}", *selected, "--json").stdout)
+    record = json.loads(inspect(f"--view={view}", *selected, *flags, "--json").stdout)
     assert shown.data["ids"] == [token["id"] for token in record["text"]]
     assert b"".join(shown.data["text"]) == b"What is the king?"
     value = shown.data[view.value]

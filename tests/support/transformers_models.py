@@ -154,3 +154,32 @@ def make_theirs(variant: str, tokenizer: Tokenizer, *, tied: bool) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.float().eval()
+
+
+def hook_theirs(model: Any, part: str, layer: int, edit: Any) -> Any:
+    """Hook a part of a layer of transformers' model, as `tgen.inspection.hooks.hook_part` does."""
+    kind, n_heads = model.config.model_type, model.config.num_attention_heads
+    older = kind in ("gpt2", "openai-gpt")
+    block = model.transformer.h[layer] if older else model.model.layers[layer]
+    attention = block.attn if older else block.self_attn
+    projection = attention.c_proj if older else attention.o_proj
+    modules = {"residual": block, "heads": projection, "attention": attention}
+    modules["feed_forward"] = block.mlp
+    if kind == "gemma3_text":  # norms of outputs
+        modules["attention"] = block.post_attention_layernorm
+        modules["feed_forward"] = block.post_feedforward_layernorm
+
+    def edit_input(_: Any, arguments: Any) -> Any:
+        x = arguments[0]
+        new = edit(x.unflatten(-1, (n_heads, -1)) if part == "heads" else x)
+        return None if new is None else (new.flatten(2), *arguments[1:])
+
+    def edit_output(_: Any, __: Any, out: Any) -> Any:
+        new = edit(out[0] if isinstance(out, (tuple, list)) else out)
+        if new is None or not isinstance(out, (tuple, list)):
+            return new
+        return type(out)([new, *out[1:]])
+
+    if part in ("residual", "heads"):
+        return modules[part].register_forward_pre_hook(edit_input)
+    return modules[part].register_forward_hook(edit_output)

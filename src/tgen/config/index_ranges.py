@@ -1,9 +1,14 @@
-"""Parse ranges: layers and heads, slices of tokens, sizes to benchmark."""
+"""Parse ranges: layers and heads, parts of layers, slices of tokens, sizes to benchmark."""
 
 import re
 from collections.abc import Sequence
 
+from tgen.config.option import suggest
 from tgen.errors import UsageError
+
+# Parts of a layer that `tgen inspect` can replace, and others of which there are activations.
+PATCHED_PARTS = ("residual", "attention", "feed_forward", "heads")
+PARTS = (*PATCHED_PARTS, "queries", "keys", "values", "attention_weights", "final_norm", "logits")
 
 _RANGE = re.compile(r"(-?\d{1,9})(?:-(-?\d{1,9}))?")
 _SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?")
@@ -30,6 +35,16 @@ def parse_indices(option: str, spec: str, n: int) -> list[int]:
             raise UsageError(f"{option}: {part.strip()} is reversed", f"write {last}-{first}")
         indices += [i for i in range(first, last + 1) if i not in indices]
     return indices
+
+
+def parse_parts(option: str, spec: str, allowed: Sequence[str]) -> list[str]:
+    """Parse `residual,heads` or `all` of the allowed parts; raises UsageError for others."""
+    parts = [*allowed] if spec == "all" else [part.strip() for part in spec.split(",")]
+    for part in parts:
+        if part not in allowed:
+            hint = suggest(part, allowed) or f"use {', '.join(allowed)}, or all"
+            raise UsageError(f"{option}: not available (got {part!r})", hint)
+    return list(dict.fromkeys(parts))
 
 
 def parse_slice(option: str, spec: str, n: int) -> range:

@@ -15,7 +15,12 @@ from rich.cells import cell_len, set_cell_size
 from tgen.drawing import Scale
 from tgen.drawing.colormap import color_at, is_light
 from tgen.drawing.terminal_text import label
-from tgen.reports.inspection import AttentionReport, PositionsReport, RolloutReport
+from tgen.reports.inspection import (
+    AttentionReport,
+    PatchReport,
+    PositionsReport,
+    RolloutReport,
+)
 from tgen.reports.number_format import count
 
 AUTO_SELECTED = "auto-selected: most focused head"
@@ -103,6 +108,30 @@ def rollout_map(report: RolloutReport, tokens: Sequence[bytes], *, scale: Scale)
         scale=scale,
         unit="share of each token (column) in each position (row), percent; each layer keeps half "
         "by its residual connection",
+    )
+
+
+def patch_map(report: PatchReport, tokens: Sequence[bytes]) -> HeatMap:
+    """Return the heat map of activation patching; a column of other tokens names both."""
+    names = [label(report.target_text), label(report.contrast_text)]
+    columns = [str(head) for head in range(report.scores.shape[1])]
+    if report.part != "heads":
+        pairs = zip(map(label, tokens), map(label, report.other_tokens), strict=False)
+        columns = [one if one == other else f"{one}|{other}" for one, other in pairs]
+    return HeatMap(
+        title=f"{report.part}: share of the logit difference of {names[0]} and {names[1]} that is "
+        f"restored; {report.difference:+.2f} after the prompt, {report.other_difference:+.2f} "
+        "after the other one",
+        values=report.scores,
+        rows=[str(layer) for layer in range(len(report.scores))],
+        columns=columns,
+        row_name="layer",
+        column_name="head" if report.part == "heads" else "position",
+        low=min(0.0, float(report.scores.min())),
+        high=max(1.0, float(report.scores.max())),
+        scale="linear",
+        causal=False,
+        unit="share that the prompt's activation restores in the other prompt, percent",
     )
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tgen.drawing import Cells
 from tgen.drawing.colormap import highlight, terminal_color
-from tgen.drawing.heat_map import LOG_MIN, SCALES, HeatMap
+from tgen.drawing.heat_map import LOG_MIN, SCALES, HeatMap, indexed_label
 from tgen.drawing.terminal_text import MARGIN, cut, row_label
 
 _CHARACTERS = " ·:-=+*#%@"  # shades without color
@@ -166,9 +166,9 @@ def draw_heat_map(
     if not heat.percent:
         cells = "block"
     elif cells == "auto":
-        fits = len(selected) * _MIN_DIGITS <= room
+        fits = len(selected) * _digits(heat) <= room
         cells = "num" if fits else "block" if is_terminal else "list"
-    visible = selected[-max(1, room // _MIN_DIGITS) :] if cells == "num" else selected
+    visible = selected[-max(1, room // _digits(heat)) :] if cells == "num" else selected
     if rows is None:
         limit = _MAX_ROWS if is_terminal and cells != "block" else n_rows
         first = max(0, n_rows - limit)
@@ -181,15 +181,20 @@ def draw_heat_map(
     elif cells == "list":
         not_masked = heat.visible()
         lines = [_list_line(heat, row, not_masked[row], visible, top) for row in rows]
-        notes = [
-            f"each {heat.row_name} -> its largest {heat.column_name}s and their shares; rest: the "
-            "sum of the others (their number)"
-        ]
+        notes = [f"each {heat.row_name} -> its largest {heat.column_name}s and their shares"]
+        if heat.causal:
+            notes[0] += "; rest: the sum of the others (their number)"
     else:
         lines = [*_percent_lines(heat, rows, visible, room=room)]
         notes = [f"{heat.unit}; · is below 0.5"]
     notes += _range_notes(heat, rows, visible)
     return [Text(heat.title, style="bold"), *lines, *(Text(note, style="dim") for note in notes)]
+
+
+def _digits(heat: HeatMap) -> int:
+    """Return the columns of a number; where several of a row may be large, with a space."""
+    longest = max(len(f"{bound * 100:.0f}") for bound in (heat.low, heat.high))
+    return max(_MIN_DIGITS, longest) + (not heat.causal)
 
 
 def _range_notes(heat: HeatMap, rows: range, columns: range) -> list[str]:
@@ -200,10 +205,10 @@ def _range_notes(heat: HeatMap, rows: range, columns: range) -> list[str]:
         notes.append(f"{_range_name(heat.row_name, rows)} of {n_rows}; --query selects others")
     if len(columns) < n_columns:
         share = ""
-        if heat.percent:
+        if heat.percent and heat.causal:
             visible = heat.values[rows.start : rows.stop, columns.start : columns.stop]
             share = f"{float(visible.sum()) / max(len(rows), 1):.0%} of these rows' total"
-        if heat.percent and columns == range(1, n_columns):
+        if share and columns == range(1, n_columns):
             hidden = float(heat.values[rows.start : rows.stop, 0].sum()) / max(len(rows), 1)
             notes.append(
                 f"the first {heat.column_name} is hidden: it has {hidden:.0%}, the others {share}"
@@ -232,14 +237,15 @@ def _list_line(
     best = sorted((j for j in available if j in columns), key=lambda j: -values[j])[:top]
     parts = [f"{j} {heat.columns[j]} {_share(values[j])}" for j in best]
     n_others = len(available) - len(best)
-    if n_others:
+    if n_others and heat.causal:
         rest = float(values[available].sum() - values[best].sum())
         parts.append(f"rest {_share(max(rest, 0))} ({n_others})")
-    return Text(f"{row:>4} {heat.rows[row]} -> " + "  ".join(parts), overflow="fold")
+    name = " " * (4 - len(str(row))) + indexed_label(row, heat.rows)
+    return Text(f"{name} -> " + "  ".join(parts), overflow="fold")
 
 
 def _share(share: float) -> str:
-    return f"{share:.2f}".removeprefix("0")
+    return f"{share:z.2f}".removeprefix("0")
 
 
 def _percent_lines(heat: HeatMap, rows: range, columns: range, *, room: int) -> list[Text]:
@@ -247,7 +253,7 @@ def _percent_lines(heat: HeatMap, rows: range, columns: range, *, room: int) -> 
     cells."""
     longest = max((cell_len(heat.columns[j]) for j in columns), default=1)
     digits = len(str(columns[-1])) if len(columns) else 1
-    cell = max(_MIN_DIGITS, min(max(longest, digits) + 1, room // max(1, len(columns))))
+    cell = max(_digits(heat), min(max(longest, digits) + 1, room // max(1, len(columns))))
     labels = [heat.columns[j] for j in columns]
     lines = []
     if cell > digits:
@@ -274,8 +280,8 @@ def _percent_line(
             text.append(" " * cell)
             continue
         value = float(heat.values[row, j])
-        number = f"{value * 100:.0f}" if value >= _MIN_SHARE else "·"
-        number += "" if cell == _MIN_DIGITS else " "
+        number = f"{value * 100:.0f}" if abs(value) >= _MIN_SHARE else "·"
+        number += "" if cell == _digits(heat) else " "
         text.append(f"{number:>{cell}}", highlight(float(shades[j])))
     text.rstrip()
     return text

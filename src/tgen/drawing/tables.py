@@ -19,6 +19,7 @@ from tgen.drawing.terminal_text import cut, label, one_line
 from tgen.inspection.model_summary import name_layers
 from tgen.reports.generation import SamplingDistribution
 from tgen.reports.inspection import (
+    AblationReport,
     AttributionReport,
     Check,
     LensReport,
@@ -276,6 +277,26 @@ def lens_table(report: LensReport, tokens: Sequence[bytes], *, width: int) -> li
 
 def _cell(text: str, columns: int) -> str:
     return set_cell_size(cut(text, columns - 1), columns)
+
+
+def ablation_table(report: AblationReport) -> list[Table | Text]:
+    """Return the loss and the next tokens of the complete model and without each group."""
+    rows = table("without", ">loss", ">Δloss", ">KL", "next token")
+
+    def add(name: str, loss: float, numbers: Sequence[str], predictions: list[Prediction]) -> None:
+        tokens = "  ".join(f"{label(one.text)} {one.probability:.1%}" for one in predictions)
+        rows.add_row(Text(name), f"{loss:.3f}", *numbers, Text(tokens))
+
+    add("(complete)", report.loss, ("", ""), report.predictions)
+    for one in report.groups:
+        numbers = (f"{one.cost:+z.3f}", f"{one.divergence:z.3f}")
+        add(one.group, one.loss, numbers, one.predictions)
+    replaced = "their mean over the text" if report.kind == "mean" else "zero"
+    note = (
+        f"loss of the text in nats/token, with the outputs of each group replaced by {replaced}; "
+        "KL: divergence of the next token's distribution from the complete model's, in nats"
+    )
+    return [rows, Text(note, style="dim")]
 
 
 def attribution_table(

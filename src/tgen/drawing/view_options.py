@@ -1,12 +1,12 @@
 """The views of `tgen inspect` and `Model.inspect`, and their options: checked without torch."""
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal
 
 from tgen.config import SamplingConfig
+from tgen.config.index_ranges import PARTS, PATCHED_PARTS
 from tgen.config.option import option
 from tgen.drawing import Cells, Scale
 from tgen.errors import UsageError
@@ -23,6 +23,8 @@ class View(StrEnum):
     predict = "predict"
     lens = "lens"
     why = "why"
+    ablation = "ablation"
+    patch = "patch"
     positions = "positions"
     rollout = "rollout"
     sources = "sources"
@@ -32,19 +34,34 @@ class View(StrEnum):
 
 
 VIEWS_WITHOUT_TEXT = {View.positions, View.model, View.training}
-MATRIX_VIEWS = (View.attention, View.rollout, View.positions)
-_QUERY_VIEWS = {View.attention, View.rollout, View.tokens, View.predict, View.lens, View.why}
+MATRIX_VIEWS = (View.attention, View.rollout, View.positions, View.patch)
+_QUERY_VIEWS = {
+    View.attention,
+    View.rollout,
+    View.tokens,
+    View.predict,
+    View.lens,
+    View.why,
+    View.patch,
+}
 VIEWS_BY_FIELD = {
     "layer": {View.attention, View.heads, View.rollout},
     "head": {View.attention, View.heads},
-    "top": {View.attention, View.rollout, View.predict, View.lens, View.why, View.sources},
+    "top": {
+        *(View.attention, View.rollout, View.predict, View.lens, View.why, View.sources),
+        *(View.ablation, View.patch),
+    },
     "cells": set(MATRIX_VIEWS),
-    "scale": set(MATRIX_VIEWS),
+    "scale": {*MATRIX_VIEWS} - {View.patch},
     "query": _QUERY_VIEWS,
     "keys": {*MATRIX_VIEWS, View.why},
     "hide_first": {View.attention, View.rollout},
-    "target": {View.why},
-    "ablate": {View.heads},
+    "target": {View.why, View.patch},
+    "contrast": {View.patch},
+    "patch": {View.patch},
+    "parts": {View.patch},
+    "group": {View.ablation},
+    "ablate": {View.heads, View.ablation},
     "measure": {View.attention},
     "sampling": {View.predict},
 }
@@ -84,7 +101,7 @@ class ViewOptions:
         low=1,
     )
     target: str | None = _select(
-        "Token or word that --view why explains.",
+        "Token or word that --view why explains; token whose logit --view patch compares.",
         "--target",
         "TEXT",
         shown_default="the most likely token",
@@ -96,8 +113,35 @@ class ViewOptions:
         panel=SELECTION,
     )
     ablate: Literal["zero", "mean"] | None = _select(
-        "Ablation in --view heads: loss increase with each head's output set to zero or its mean.",
+        "Replacement of outputs in --view ablation and, if given, of each head in --view heads: "
+        "zero, or the mean over the text.",
         "--ablate",
+        shown_default="zero in --view ablation",
+    )
+    group: str | None = _select(
+        "Groups to ablate: layers (2), heads (2.0-3), 2.attention or 2.feed_forward; + joins the "
+        "members of a group.",
+        "--group",
+        "GROUPS",
+        shown_default="attention and feed-forward of each layer",
+    )
+    patch: str | None = _select(
+        "Other prompt of --view patch, in which activations of the prompt replace its own.",
+        "--patch",
+        "TEXT",
+    )
+    contrast: str | None = _select(
+        "Token of --view patch whose logit is subtracted from that of --target.",
+        "--contrast",
+        "TEXT",
+        shown_default="the most likely token after --patch",
+    )
+    parts: str | None = _select(
+        f"Parts for --view patch ({', '.join(PATCHED_PARTS)}) and --activations (also "
+        f"{', '.join(PARTS[len(PATCHED_PARTS) :])}), or all.",
+        "--parts",
+        "PARTS",
+        shown_default=PARTS[0],
     )
     sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingConfig
     cells: Cells = option(
@@ -120,20 +164,20 @@ class ViewOptions:
         SamplingConfig(**self.sampling)
 
     @property
-    def target_bytes(self) -> bytes | None:
-        """The token of --target."""
-        return None if self.target is None else os.fsencode(self.target)
-
-    @property
     def given(self) -> list[str]:
         """The fields of views with other values than the default."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         defaults = {one.name: one.default for one in fields(ViewOptions)} | {"sampling": {}}
         return [name for name in sorted(VIEWS_BY_FIELD) if values[name] != defaults[name]]
 
-    def check_used(self, views: Collection[View], *, on_page: bool = False) -> None:
-        """Raise UsageError for an option without effect on these views or the page of all heads."""
+    def check_used(
+        self, views: Collection[View], *, on_page: bool = False, in_files: Collection[str] = ()
+    ) -> None:
+        """Raise UsageError for an option without effect on these views, the page of all heads or
+        files; those of `in_files` have one."""
         for name in self.given:
+            if name in in_files:
+                continue
             if name == "sampling" and on_page and set(self.sampling) <= set(SLIDERS):
                 continue
             if not VIEWS_BY_FIELD[name] & set(views):

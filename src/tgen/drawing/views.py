@@ -1,6 +1,7 @@
 """The views of `tgen inspect` and `Model.inspect`: each computes its report, and draws it or lists
 it as CSV."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -13,9 +14,17 @@ from rich.text import Text
 from tgen.config import SamplingConfig
 from tgen.config.index_ranges import parse_indices, parse_slice
 from tgen.drawing.head_tables import heads_table
-from tgen.drawing.heat_map import AUTO_SELECTED, HeatMap, attention_map, positions_map, rollout_map
+from tgen.drawing.heat_map import (
+    AUTO_SELECTED,
+    HeatMap,
+    attention_map,
+    patch_map,
+    positions_map,
+    rollout_map,
+)
 from tgen.drawing.heat_map_terminal import draw_heat_map
 from tgen.drawing.tables import (
+    ablation_table,
     attribution_table,
     checks_table,
     distribution_table,
@@ -159,7 +168,7 @@ def _draw_maps(
     for heat in maps():
         n_columns = heat.values.shape[1]
         keys = None if options.keys is None else parse_slice("--keys", options.keys, n_columns)
-        if keys is None and options.hide_first and n_columns > 1:
+        if keys is None and options.hide_first and heat.causal and n_columns > 1:
             keys = range(1, n_columns)
         if keys is None and heat.column_name == "distance":
             keys = range(min(_MAX_DISTANCES, n_columns))
@@ -270,7 +279,7 @@ def _why(inspector: Inspector, options: ViewOptions, progress: Progress) -> View
     keys = None if options.keys is None else parse_slice("--keys", options.keys, query + 1)
     with progress("leaving out one token at a time") as update:
         report = inspector.logit_attribution(
-            query=query, target=options.target_bytes, left_out=keys, progress=update
+            query=query, target=_bytes(options.target), left_out=keys, progress=update
         )
 
     def rows() -> Iterator[Row]:
@@ -286,6 +295,60 @@ def _why(inspector: Inspector, options: ViewOptions, progress: Progress) -> View
     return ViewOutput(
         report, lambda screen: attribution_table(report, token, top=top, width=screen.width), rows()
     )
+
+
+def _ablation(inspector: Inspector, options: ViewOptions, progress: Progress) -> ViewOutput:
+    with progress("ablating groups") as update:
+        report = inspector.ablation(
+            options.group, kind=options.ablate or "zero", top=options.top or 3, progress=update
+        )
+
+    def rows() -> Iterator[Row]:
+        names = ("group", "loss", "cost", "divergence")
+        yield *names, "id", "token", "probability", "logit"
+        complete = [(("", report.loss, None, None), report.predictions)]
+        groups = [([getattr(g, name) for name in names], g.predictions) for g in report.groups]
+        for numbers, predictions in (*complete, *groups):
+            for one in predictions:
+                yield *numbers, one.id, one.text, one.probability, one.logit
+
+    return ViewOutput(report, lambda _: ablation_table(report), rows())
+
+
+def _patch(inspector: Inspector, options: ViewOptions, progress: Progress) -> ViewOutput:
+    if options.patch is None:
+        hint = "pass the other prompt, of as many tokens: --patch TEXT"
+        raise UsageError("--view patch needs --patch", hint)
+    query = _single_query(View.patch, inspector, options)
+    tokens = inspector.tokens
+    with progress("patching activations") as update:
+        reports = inspector.patching(
+            os.fsencode(options.patch),
+            parts=options.parts,
+            query=query,
+            target=_bytes(options.target),
+            contrast=_bytes(options.contrast),
+            progress=update,
+        )
+
+    def maps() -> list[HeatMap]:
+        return [patch_map(one, tokens) for one in reports]
+
+    def rows() -> Iterator[Row]:
+        yield "part", "layer", "position", "head", "token", "other_token", "score"
+        for one in reports:
+            for (layer, i), score in np.ndenumerate(one.scores):
+                if one.part == "heads":
+                    yield one.part, layer, None, i, None, None, float(score)
+                else:
+                    yield one.part, layer, i, None, tokens[i], one.other_tokens[i], float(score)
+
+    layers = range(inspector.config.n_layers)
+    return ViewOutput(reports, partial(_draw_maps, maps, layers, options), rows(), maps)
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
 
 
 def _model(inspector: Inspector, _: ViewOptions, __: Progress) -> ViewOutput:
@@ -326,6 +389,8 @@ VIEWS: dict[View, Callable[[Inspector, ViewOptions, Progress], ViewOutput]] = {
     View.predict: _predict,
     View.lens: _lens,
     View.why: _why,
+    View.ablation: _ablation,
+    View.patch: _patch,
     View.positions: _positions,
     View.rollout: _rollout,
     View.model: _model,

@@ -1,79 +1,22 @@
-"""Metrics of each attention head: entropy, distance, previous-token and induction scores, and the
-loss increase without the head (Michel et al. 2019).
+"""Metrics of each attention head: entropy, distance, previous-token and induction scores.
 
 Induction scores measure attention in repeated random text, compared with a control.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tgen.errors import UsageError
+from tgen.inspection.ablation import Ablation
 from tgen.inspection.attention import AttentionRecorder
-from tgen.inspection.hooks import (
-    hooks_removed,
-    model_blocks,
-    record_residuals,
-    token_batch,
-    token_losses,
-)
+from tgen.inspection.hooks import token_batch, token_losses
 from tgen.model.attention import causal_mask
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
-
-AblationKind = Literal["zero", "mean"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ablation:
-    """Losses in nats per token."""
-
-    loss: float  # loss of the complete model
-    costs: list[list[float]]  # loss increase by layer and head
-
-
-@torch.no_grad()
-def ablate_heads(
-    model: Transformer,
-    ids: Sequence[int],
-    kind: AblationKind,
-    *,
-    progress: Callable[[float], None] = lambda _: None,
-) -> Ablation:
-    """Run the text once per head, whose output is replaced with 0 or with its mean over the text.
-
-    Layers below the head are not recomputed. Raises UsageError for a text of one token.
-    """
-    if len(ids) < 2:
-        raise UsageError("--ablate needs a text of at least 2 tokens", "pass a longer text")
-    vectors, contexts = record_residuals(model, ids)
-    loss = float(token_losses(model, model.final_norm(vectors[-1]), ids).mean())
-    costs: list[list[float]] = []
-    blocks = model_blocks(model)
-    n_layers, n_heads, D = model.config.n_layers, model.config.n_heads, model.config.head_dim
-    for layer in range(n_layers):
-        costs.append([])
-        for head in range(n_heads):
-            columns = slice(head * D, (head + 1) * D)
-
-            def ablate(_: nn.Module, arguments: tuple[Tensor], columns: slice = columns) -> Any:
-                outputs = arguments[0].clone()  # (1, T, H D)
-                mean = outputs[..., columns].mean(dim=1, keepdim=True)
-                outputs[..., columns] = 0 if kind == "zero" else mean
-                return (outputs,)
-
-            x = vectors[layer]
-            with hooks_removed(blocks[layer].attention.o_proj.register_forward_pre_hook(ablate)):
-                for block, context in zip(blocks[layer:], contexts[layer:], strict=True):
-                    x = block(x, context)
-            costs[-1].append(float(token_losses(model, model.final_norm(x), ids).mean()) - loss)
-            progress((layer * n_heads + head + 1) / (n_layers * n_heads))
-    return Ablation(loss=loss, costs=costs)
-
 
 _MAX_BLOCK, _MIN_BLOCK = 50, 4  # tokens; shorter blocks are too short to measure
 _N_SEEDS = 8

@@ -1,11 +1,12 @@
 """A model's input, and forward hooks for its residual stream; the model has no code for them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tgen.errors import UsageError
 from tgen.model.transformer import Block, ForwardContext, Transformer
@@ -32,6 +33,33 @@ def hooks_removed(*hooks: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def hook_part(
+    model: Transformer, part: str, layer: int, edit: Callable[[Tensor], Tensor | None]
+) -> RemovableHandle:
+    """Call `edit` with a part of a layer in every pass; what it returns, unless None, replaces it.
+
+    Parts: `residual`, the stream (B, T, C) before the layer, or after the last one; `attention` and
+    `feed_forward`, the outputs (B, T, C) after their norm, without `residual_scale`; `heads`
+    (B, T, H, D) before the output projection.
+    """
+    blocks, n_heads = model_blocks(model), model.config.n_heads
+
+    def edit_input(_: nn.Module, arguments: tuple[Tensor, ...]) -> Any:
+        x = arguments[0]
+        new = edit(x.reshape(*x.shape[:2], n_heads, -1) if part == "heads" else x)
+        return None if new is None else (new.flatten(2), *arguments[1:])
+
+    if part == "residual":
+        module = blocks[layer] if layer < len(blocks) else model.final_norm
+        return module.register_forward_pre_hook(edit_input)
+    block = blocks[layer]
+    if part == "heads":
+        return block.attention.o_proj.register_forward_pre_hook(edit_input)
+    name = f"{part}_output_norm" if block.normalizes_outputs else part
+    output: nn.Module = getattr(block, name)
+    return output.register_forward_hook(lambda _, __, out: edit(out))
 
 
 @torch.no_grad()

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle
-from tgen.config.index_ranges import parse_indices
+from tgen.config.index_ranges import PARTS, PATCHED_PARTS, parse_indices, parse_parts
 from tgen.errors import UsageError
+from tgen.inspection.ablation import AblationKind, ablate_groups, ablate_heads, parse_groups
+from tgen.inspection.activations import Activations, activation_bytes, record_activations
 from tgen.inspection.attention import (
     AttentionRecorder,
     LayerHead,
@@ -22,10 +24,11 @@ from tgen.inspection.attention import (
     most_focused_head,
     record_attention,
 )
-from tgen.inspection.heads import AblationKind, ablate_heads, measure_heads
+from tgen.inspection.heads import measure_heads
 from tgen.inspection.hooks import iterate_logits, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
+from tgen.inspection.patching import patch_activations
 from tgen.inspection.position_encoding import position_encoding
 from tgen.inspection.predictions import logit_lens, predict_next, score_text
 from tgen.inspection.verify import basic_checks, verify
@@ -33,17 +36,20 @@ from tgen.machine.device import choose_device, set_threads
 from tgen.machine.memory import check_ram
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import (
+    AblationReport,
     AttentionReport,
     AttributionReport,
     Check,
     HeadsReport,
     LensReport,
     ModelSummary,
+    PatchReport,
     PositionsReport,
     Prediction,
     RolloutReport,
     TextReport,
 )
+from tgen.reports.number_format import count
 
 _MIN_DISTINCT_TOKENS = 16  # in a text, for random text to be sampled from its tokens
 
@@ -249,6 +255,83 @@ class Inspector:
             progress=progress,
         )
 
+    def activations(self, layer: str | None, parts: str | None) -> Activations:
+        """Return the parts of these layers as arrays by name: texts such as "0,2-4" and
+        "residual,heads", by default all layers' residual stream.
+
+        Raises UsageError for other texts, ModelError if the arrays do not fit into RAM.
+        """
+        names = parse_parts("--parts", "residual" if parts is None else parts, PARTS)
+        layers = parse_indices("--layer", layer or "all", self.config.n_layers)
+        if layer is not None and set(names) <= {"final_norm", "logits"}:
+            raise UsageError(f"--layer: no effect on {' and '.join(names)}", "remove --layer")
+        check_ram(
+            activation_bytes(self.config, len(self.ids), layers, names),
+            f"activations of {len(self.ids):,} tokens",
+            "shorten the text, or select fewer of --layer and --parts",
+        )
+        arrays, recorder = record_activations(self.model, self.ids, layers, names)
+        self._add_checks(basic_checks(recorder))
+        return arrays
+
+    def ablation(
+        self,
+        groups: str | None = None,
+        *,
+        kind: AblationKind = "zero",
+        top: int = 3,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> AblationReport:
+        """Return the loss and the `top` next tokens without each group; groups such as
+        "0.1+0.3,2", by default each layer's attention and feed-forward.
+
+        Raises UsageError for other texts, and for a text of one token.
+        """
+        return ablate_groups(
+            self.model,
+            self.tokenizer,
+            self.ids,
+            parse_groups(groups, self.config),
+            kind,
+            top=top,
+            progress=progress,
+        )
+
+    def patching(
+        self,
+        other: bytes,
+        *,
+        parts: str | None = None,
+        query: int = -1,
+        target: bytes | None = None,
+        contrast: bytes | None = None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> list[PatchReport]:
+        """Return which activations restore the answer after position `query` when they replace
+        those of the text `other`, one report per part.
+
+        Raises UsageError if the texts differ in their number of tokens, or a token is none.
+        """
+        names = parse_parts("--parts", "residual" if parts is None else parts, PATCHED_PARTS)
+        n_tokens = len(self.ids) + self.n_skipped
+        other_ids = self.tokenizer.encode_prompt(other)
+        if len(other_ids) != n_tokens:
+            raise UsageError(
+                f"--patch has {count(len(other_ids), 'token')}, the prompt {n_tokens:,}",
+                "pass prompts of as many tokens, which tgen tokenize shows",
+            )
+        end = range(len(self.ids))[query] + 1
+        return patch_activations(
+            self.model,
+            self.tokenizer,
+            self.ids[:end],
+            other_ids[self.n_skipped :][:end],
+            names,
+            target=None if target is None else self._single_id("--target", target),
+            contrast=None if contrast is None else self._single_id("--contrast", contrast),
+            progress=progress,
+        )
+
     def verify(self) -> list[Check]:
         """Run all self-checks; errors as in `attention`."""
         self._check_ram(4 * self.config.n_heads)  # all heads of a layer, ours and the kernel's
@@ -284,6 +367,20 @@ class Inspector:
                 "shorten the target or the text",
             )
         return ids
+
+    def _single_id(self, flag: str, text: bytes) -> int:
+        ids = self.tokenizer.encode(text, continuation=True)
+        if len(ids) != 1:
+            shown = [
+                part.decode(errors="replace")
+                for part in (text, *map(self.tokenizer.token_bytes, ids))
+            ]
+            hint = f"the first is {shown[1]!r}" if ids else "most words begin with a space: ' the'"
+            raise UsageError(
+                f"{flag}: {shown[0]!r} has {len(ids):,} tokens (expected 1)",
+                f"pass one token; {hint}",
+            )
+        return ids[0]
 
     def _add_checks(self, checks: Sequence[Check]) -> None:
         for check in checks:

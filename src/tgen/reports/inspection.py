@@ -169,6 +169,44 @@ class AttributionReport:
     normalizes_outputs: bool  # whether norms of sublayers' outputs are held constant too
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupAblation:
+    """A text without a group of heads and layers."""
+
+    group: str
+    loss: float  # nats per token
+    cost: float  # loss increase
+    divergence: float  # nats: KL(complete || ablated) of the next token
+    predictions: list[Prediction]  # of the next token
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationReport:
+    """A text with the complete model and without groups of its heads and layers."""
+
+    kind: Literal["zero", "mean"]  # what replaces the outputs
+    loss: float  # nats per token
+    predictions: list[Prediction]
+    groups: list[GroupAblation]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatchReport:
+    """The share of a logit difference that each activation of the prompt restores after another
+    prompt."""
+
+    part: str  # "residual", "attention", "feed_forward" or "heads"
+    scores: Matrix  # (layers, positions), or (layers, heads) of the part "heads"
+    target: int  # id of the token whose logit minus that of `contrast` is compared
+    target_text: bytes
+    contrast: int
+    contrast_text: bytes
+    difference: float  # after the prompt: a score of 1
+    other_difference: float  # after the other prompt: a score of 0
+    other_ids: list[int]
+    other_tokens: list[bytes]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RolloutReport:
     """The share of each token in each position after a layer (attention rollout)."""

@@ -220,7 +220,7 @@ def output_problem(path: Path) -> str:
     return "" if os.access(parent, os.W_OK) else f"{parent} is not writable"
 
 
-def write_output(path: Path, content: bytes) -> None:
+def write_output(path: Path, content: Content) -> None:
     """Write a file that the user named, and make its parent directories.
 
     Follow links, and write to a pipe or device directly.
@@ -228,7 +228,7 @@ def write_output(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         try:
             with open(path, "wb") as file:
-                file.write(content)
+                file.writelines(blocks(content))
         except OSError as error:
             error.filename = str(path)
             raise

@@ -12,8 +12,9 @@ import pytest
 from rich.cells import cell_len
 from rich.color import ColorSystem
 
+import tgen
 from support.models import make_model
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli import rich_console
 from tgen.cli.inspect import output
 from tgen.config import ModelConfig, SamplingConfig
@@ -25,6 +26,8 @@ from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import make_vocabulary
 from tgen.reports.json_text import json_value
 
+PATCH = ["--patch=What is the king!", "--contrast=b"]
+
 
 @pytest.fixture(scope="module")
 def inspector(trained):
@@ -32,9 +35,10 @@ def inspector(trained):
 
 
 def test_json_equals_the_reports(inspect, inspector):
-    done = inspect(*(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
+    views = [*(f"--view={view}" for view in View), *PATCH, "--layer=0", "--head=all"]
+    done = inspect(*views)
     assert done.returncode == 0, done.stderr
-    shown = inspect("--json", *(f"--view={view}" for view in View), "--layer", "0", "--head", "all")
+    shown = inspect("--json", *views)
     record = json.loads(shown.stdout)
     assert record["schema"] == "tgen.inspect/3"
     assert [token["id"] for token in record["text"]] == inspector.ids
@@ -48,6 +52,13 @@ def test_json_equals_the_reports(inspect, inspector):
     assert record["tokens"]["bits_per_byte"] == pytest.approx(inspector.text.bits_per_byte, 1e-5)
     assert record["predict"][0]["id"] == inspector.predictions()[0].id
     assert record["lens"]["answer"] == record["predict"][0]["id"] == record["why"]["targets"][0]
+    without = inspector.ablation()
+    assert [one["group"] for one in record["ablation"]["groups"]] == [
+        g.group for g in without.groups
+    ]
+    assert record["ablation"]["loss"] == pytest.approx(without.loss, 1e-5)
+    (patched,) = inspector.patching(b"What is the king!", contrast=b"b")
+    assert np.allclose(record["patch"][0]["scores"], patched.scores, atol=1e-5)
     assert all(check["passed"] for check in record["verify"])
     assert record["training"][0]["kind"] == "PlanReport"
 
@@ -78,8 +89,9 @@ def test_predictions_with_sampling_options_are_those_of_generate(inspect, inspec
 def test_every_view_describes_every_family(inspect, family, model_directory, tmp_path):
     missing = {View.training, View.sources, *((View.lens,) if family == "classic" else ())}
     views = [view for view in View if view not in missing]
-    selected = [f"--view={view}" for view in views] + ["--layer=all", "--head=all"]
+    selected = [f"--view={view}" for view in views] + ["--layer=all", "--head=all", "--contrast=b"]
     prompt = "What is the king? Tis more."
+    selected.append(f"--patch={prompt.replace('?', '!')}")
     shown = inspect(*selected, model=model_directory, prompt=prompt)
     assert shown.returncode == 0, shown.stderr
     done = inspect("--json", *selected, model=model_directory, prompt=prompt)
@@ -223,7 +235,7 @@ def test_page_opens_at_the_most_focused_head_and_has_a_size_limit(inspect, monke
 def test_every_view_of_a_text_ends_with_the_self_check(inspect, tmp_path):
     others = {View.model, View.training, View.positions, View.verify, View.sources}
     for view in set(View) - others:
-        shown = inspect("--view", view).stdout.decode()
+        shown = inspect("--view", view, *(PATCH if view is View.patch else ())).stdout.decode()
         assert shown.splitlines()[-1].startswith("self-check passed: attention rows sum to 1"), view
     assert json.loads(inspect("--view", "tokens", "--json").stdout)["verify"][0]["passed"]
     assert (
@@ -306,3 +318,66 @@ def test_rotary_positions_have_a_wide_picture_without_a_prompt(inspect, tmp_path
     assert width > height
     rows = inspect("--view=positions", "--csv=-", model=tmp_path / "long", prompt=None).stdout
     assert len(rows.splitlines()) == 1 + 300 * model.config.n_rotated // 2
+
+
+def test_activations_are_a_safetensors_file(inspect, inspector, tmp_path, trained):
+    path = tmp_path / "x.safetensors"
+    done = inspect("--activations", path, "--layer=1", "--parts=heads,logits", "--tail")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b""
+    assert b"self-check passed" in done.stderr
+    entries = safetensors_file.read_header(path)
+    arrays = safetensors_file.read_arrays(path, entries)
+    expected = inspector.activations("1", "heads,logits")
+    assert arrays.keys() == expected.keys() == {"heads.1", "logits"}
+    returned = tgen.load(trained).activations("What is the king?", layer="1", parts="heads,logits")
+    for name, array in arrays.items():
+        assert np.allclose(array, expected[name], atol=1e-6)
+        assert np.array_equal(returned[name], expected[name])
+    metadata = safetensors_file.read_metadata(path)
+    assert [token["id"] for token in json.loads(metadata["text"])] == inspector.ids
+    assert metadata["model_sha256"] == model_dir.digest(inspector.bundle)
+    assert json.loads(metadata["n_skipped"]) == 0
+    piped = inspect("--activations=-", "--layer=1", "--parts=heads,logits").stdout
+    assert piped == path.read_bytes()
+
+
+def test_ablation_is_a_table_and_csv(inspect, inspector):
+    (one,) = inspector.ablation("0.1+1", kind="mean").groups
+    shown = inspect("--group", "0.1+1", "--ablate", "mean").stdout.decode()
+    line = next(line for line in shown.splitlines() if line.startswith("0.1+1"))
+    assert line.split()[1:4] == [f"{one.loss:.3f}", f"{one.cost:+z.3f}", f"{one.divergence:z.3f}"]
+    assert f"{one.predictions[0].probability:.1%}" in line
+    rows = inspect("--group", "0.1+1", "--ablate", "mean", "--csv=-").stdout.decode()
+    rows = [*csv.DictReader(io.StringIO(rows))]
+    assert [row["group"] for row in rows] == [""] * 3 + ["0.1+1"] * 3
+    assert float(rows[3]["cost"]) == pytest.approx(one.cost, abs=1e-6)
+    assert int(rows[3]["id"]) == one.predictions[0].id
+
+
+def test_patching_is_a_heat_map_of_layers(inspect, inspector, tmp_path):
+    residual, heads = inspector.patching(
+        b"What is the king!", contrast=b"b", parts="residual,heads"
+    )
+    shown = inspect(*PATCH, "--parts=residual,heads", "--cells=num", "--width=200").stdout.decode()
+    lines = shown.splitlines()
+    assert lines[0].startswith("residual: share of the logit difference of ")
+    assert lines[1].split() == [str(i) for i in range(len(inspector.ids))]
+    assert lines[2].split()[-1] == "?|!"
+    for layer in range(2):
+        cells = lines[3 + layer].split()
+        expected = [f"{100 * x:.0f}" if abs(x) >= 0.005 else "·" for x in residual.scores[layer]]
+        assert cells == [str(layer), *expected]
+    assert "heads: share" in shown
+    rows = inspect(*PATCH, "--parts=residual,heads", "--csv=-").stdout.decode()
+    rows = [*csv.DictReader(io.StringIO(rows))]
+    assert len(rows) == residual.scores.size + heads.scores.size
+    assert rows[len(inspector.ids) - 1]["other_token"] == "!"
+    assert float(rows[-1]["score"]) == pytest.approx(heads.scores[-1, -1], abs=1e-6)
+    for picture in ("--svg", "--vega"):
+        assert inspect(*PATCH, picture, tmp_path / "x").returncode == 0
+        assert "share of the logit difference" in (tmp_path / "x").read_text()
+    wide = inspect(*PATCH, "--cells=list", "--top=2").stdout.decode()
+    assert wide.splitlines()[1].startswith(f"   0 -> {residual.scores[0].argmax()} ")
+    assert "rest " not in wide
+    assert "each layer -> its largest positions" in wide

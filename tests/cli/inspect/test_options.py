@@ -44,6 +44,15 @@ from tgen.tokenizer import train_char
         (["--view", "tokens", "--repetition-penalty", "2"], "--repetition-penalty"),
         (["--view", "predict", "--samplers", "nothing"], "--samplers"),
         (["--view", "predict", "--top-p", "2"], "--top-p"),
+        (["--view", "patch"], "--patch"),
+        (["--patch", "What"], "--patch has 1 token,"),
+        (["--view", "tokens", "--patch", "x"], "--patch"),
+        (["--group", "0.9"], "--group"),
+        (["--activations", "x", "--view", "heads"], "--view"),
+        (["--activations", "x", "--head", "1"], "--head"),
+        (["--activations", "x", "--parts", "z"], "--parts"),
+        (["--parts", "heads"], "--parts"),
+        (["--patch", "What is the king!", "--parts", "all", "--svg", "x.svg"], "--svg"),
     ],
 )
 def test_conflicting_options_are_usage_errors(inspect, arguments, named, tmp_path, monkeypatch):

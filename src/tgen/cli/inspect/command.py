@@ -11,9 +11,11 @@ def inspect(options: InspectOptions) -> None:
     Views: attention (attention weights of a head), heads (role and metrics of every head), tokens
     (surprisal of each token), predict (next-token probabilities; with sampling options, after each
     sampler), lens (logit lens: predictions after each layer), why (earlier tokens and components
-    that make up a logit), rollout (attention rollout), sources (passages of the text that also
-    occur in the training text), positions (position encoding), model (parameters and shape),
-    training (loss curves), verify (checks against the fused attention kernel).
+    that make up a logit), ablation (loss and next token without groups of heads and layers), patch
+    (activations that restore the answer in another prompt), rollout (attention rollout), sources
+    (passages of the text that also occur in the training text), positions (position encoding),
+    model (parameters and shape), training (loss curves), verify (checks against the fused attention
+    kernel).
 
     --view heads with two --model options compares the heads of two models.
     """

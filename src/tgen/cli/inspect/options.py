@@ -38,6 +38,7 @@ PANELS = (SELECTION, SAMPLING, DRAWING, _FILES, "Output")
 _VIEWS_WITHOUT_CSV = (View.model, View.training, View.verify)
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
 _LIVE_FIELDS = {"live", "prompt", "prompt_file", "model", "adapter", "device", "quiet"}
+WITHOUT_VIEW = {"--html", "--activations"}  # files of a text
 _PICTURES = ("--svg", "--png", "--vega")
 
 
@@ -86,6 +87,9 @@ class InspectOptions(ViewOptions):
     svg: Path | None = _file("Write the matrix as SVG.", "--svg")
     png: Path | None = _file("Write the matrix as PNG (needs Pillow).", "--png")
     vega: Path | None = _file("Write the matrix as a Vega-Lite specification.", "--vega")
+    activations: Path | None = _file(
+        "Write activations of --layer and --parts as safetensors.", "--activations"
+    )
     json: bool = json_option()
     quiet: bool = quiet_option()
 
@@ -100,12 +104,13 @@ class InspectOptions(ViewOptions):
     @property
     def views(self) -> list[View]:
         """The views to show."""
-        return self.view or [View.attention]
+        implied = View.patch if self.patch is not None else View.attention
+        return self.view or [View.ablation if self.group is not None else implied]
 
     @property
     def files(self) -> dict[str, Path]:
         """The files to write, by flag."""
-        names = ("csv", "vega", "html", "svg", "png")
+        names = ("csv", "vega", "html", "svg", "png", "activations")
         return {f"--{name}": path for name in names if (path := getattr(self, name)) is not None}
 
     @property
@@ -118,13 +123,12 @@ class InspectOptions(ViewOptions):
     @property
     def needs_text(self) -> bool:
         """Whether a prompt is read."""
-        given = self.html is not None or self.prompt_flag
-        return bool(given) or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
+        return bool(self.prompt_flag) or self._is_of_text
 
     @property
     def shows_text(self) -> bool:
         """Whether a prompt changes the output."""
-        return self.json or self.html is not None or bool(set(self.views) - VIEWS_WITHOUT_TEXT)
+        return self.json or self._is_of_text
 
     @property
     def only_training(self) -> bool:
@@ -135,6 +139,15 @@ class InspectOptions(ViewOptions):
     def only_sources(self) -> bool:
         """Whether only the training text is searched, so that no model is loaded."""
         return self.views == [View.sources] and set(self.files) <= {"--csv"}
+
+    @property
+    def _is_of_text(self) -> bool:
+        return bool(WITHOUT_VIEW & set(self.files) or set(self.views) - VIEWS_WITHOUT_TEXT)
+
+    @property
+    def _has_no_view(self) -> bool:
+        """Whether all files are of the text, so that no view is shown."""
+        return bool(self.files) and set(self.files) <= WITHOUT_VIEW
 
     def _check_live(self) -> None:
         """Raise UsageError for an option that the live page does not use."""
@@ -148,8 +161,9 @@ class InspectOptions(ViewOptions):
 
     def _check_views(self) -> None:
         views, files = self.views, self.files
-        if self.view and set(files) == {"--html"}:
-            raise UsageError("--view cannot be combined with --html alone", "remove --view")
+        if self.view and self._has_no_view:
+            names = " and ".join(files)
+            raise UsageError(f"--view cannot be combined with {names} alone", "remove --view")
         if len(set(views)) < len(views):
             raise UsageError("--view: a view is given twice", "name each view once")
         if len(self.model) > 2 or (len(self.model) == 2 and views != [View.heads]):
@@ -167,7 +181,7 @@ class InspectOptions(ViewOptions):
             )
         if files and self.json:
             raise UsageError(f"--json cannot be combined with {next(iter(files))}", "remove one")
-        if len(views) > 1 and (single_view := set(files) - {"--html"}):
+        if len(views) > 1 and (single_view := set(files) - WITHOUT_VIEW):
             raise UsageError(
                 f"{min(single_view)}: writes one view (got {len(views)})", "pass one --view"
             )
@@ -195,18 +209,23 @@ class InspectOptions(ViewOptions):
                 f"{' and '.join(files)}: same output file",
                 "name a different file for each; only one can go to stdout",
             )
-        if str(self.png) == "-" and sys.stdout is not None and sys.stdout.isatty():
-            raise UsageError("--png: cannot write a picture to the terminal", "name a file")
+        for name in ("--png", "--activations"):
+            if str(files.get(name)) == "-" and sys.stdout is not None and sys.stdout.isatty():
+                raise UsageError(
+                    f"{name}: cannot write a binary file to the terminal", "name a file"
+                )
 
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""
-        views = set(self.views) | ({View.heads, View.attention} if self.html else set())
-        self.check_used(views, on_page=self.html is not None)
+        views = set() if self._has_no_view else set(self.views)
+        views |= {View.heads, View.attention} if self.html else set()
+        in_files = ("layer", "parts") if self.activations else ()
+        self.check_used(views, on_page=self.html is not None, in_files=in_files)
         whole = "--json" if self.json else next(iter(self.files), None)
         if whole and views & set(MATRIX_VIEWS):
-            listing = VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS)
+            effects = {"top": VIEWS_BY_FIELD["top"] - set(MATRIX_VIEWS), "query": {View.patch}}
             for name in _TABLE_FIELDS:
-                if name in self.given and not (name == "top" and views & listing):
+                if name in self.given and not views & effects.get(name, set()):
                     flag = flag_of(InspectOptions, name)
                     raise UsageError(
                         f"{flag} cannot be combined with {whole}, which writes all tokens",

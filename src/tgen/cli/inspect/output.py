@@ -6,13 +6,14 @@ Floats in CSV files have nine digits, which restore any float32 exactly.
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.text import Text
 
+from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli import console
-from tgen.cli.inspect.options import InspectOptions
+from tgen.cli.inspect.options import WITHOUT_VIEW, InspectOptions
 from tgen.cli.inspect.views import compute_view, current_screen, fits_lines, progress_bar
 from tgen.cli.json_output import printable_json
 from tgen.cli.rich_console import out
@@ -28,7 +29,7 @@ from tgen.reports.json_text import json_text, json_value
 from tgen.storage import files
 from tgen.version import __version__
 
-_SCHEMA = "tgen.inspect/3"
+_SCHEMA, _ACTIVATIONS_SCHEMA = "tgen.inspect/3", "tgen.activations/1"
 
 
 def csv_text(rows: Iterable[Row]) -> str:
@@ -122,8 +123,8 @@ def json_pieces(record: dict[str, Any]) -> Iterator[str]:
 
 def write_files(inspector: Inspector, options: InspectOptions) -> None:
     """Write the files: a CSV has all matrices of the view, a picture has one."""
-    contents: dict[str, bytes] = {}
-    formats = set(options.files) - {"--html"}
+    contents: dict[str, files.Content] = {}
+    formats = set(options.files) - WITHOUT_VIEW
     if formats:
         (view,) = options.views
         output = compute_view(view, inspector, options)
@@ -135,6 +136,8 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         with progress_bar(options)(ABLATING) as progress:
             page = attention_page(inspector, options, progress)
         contents["--html"] = page.html.encode()
+    if "--activations" in options.files:
+        contents["--activations"] = _activations(inspector, options)
     write_contents(contents, options)
     _ensure_checked(inspector, options)
     if inspector.checks:
@@ -142,14 +145,28 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
     _require_passed(inspector)
 
 
-def write_contents(contents: dict[str, bytes], options: InspectOptions) -> None:
+def _activations(inspector: Inspector, options: InspectOptions) -> files.Content:
+    """Return a safetensors file, whose metadata names the model and has the tokens as JSON."""
+    fields = {name: json.dumps(value) for name, value in _text_fields(inspector).items()}
+    metadata = {
+        "schema": _ACTIVATIONS_SCHEMA,
+        "tgen": __version__,
+        "model": str(inspector.bundle.path),
+        "model_sha256": model_dir.digest(inspector.bundle),
+    }
+    arrays = inspector.activations(options.layer, options.parts)
+    return safetensors_file.serialize_in_parts(arrays, metadata=metadata | fields)
+
+
+def write_contents(contents: Mapping[str, files.Content], options: InspectOptions) -> None:
     """Write the contents of the files, by flag."""
     for name, path in options.files.items():
         if str(path) == "-":
-            console.write(contents[name])
+            for block in files.blocks(contents[name]):
+                console.write(bytes(block))
         else:
             files.write_output(path, contents[name])
-            size = f"{len(contents[name]):,} bytes"
+            size = f"{sum(map(len, files.blocks(contents[name]))):,} bytes"
             console.print_status(f"wrote {path}, {size}", quiet=options.quiet)
 
 
@@ -199,7 +216,8 @@ def _file_content(name: str, view: View, output: ViewOutput) -> bytes:
     maps = output.maps()
     if view is not View.positions and len(maps) > 1:
         raise UsageError(
-            f"{name}: writes one matrix (got {len(maps)})", "select one --layer and one --head"
+            f"{name}: writes one matrix (got {len(maps)})",
+            "pass one of --parts" if view is View.patch else "select one --layer and one --head",
         )
     if name == "--svg":
         return svg(maps[0]).encode()
