@@ -260,7 +260,9 @@ def _percent_lines(heat: HeatMap, rows: range, columns: range, *, room: int) -> 
         lines.append("".join(f"{j:>{cell}}" for j in columns))
     else:
         lines += _vertical([str(j) for j in columns], digits, cell)
-    if cell >= min(longest + 1, _VERTICAL):
+    if labels == [str(j) for j in columns]:
+        pass  # written above
+    elif cell >= min(longest + 1, _VERTICAL):
         lines.append("".join(_right_aligned(cut(label, cell - 1), cell) for label in labels))
     else:
         lines += _vertical(labels, _VERTICAL, cell)
