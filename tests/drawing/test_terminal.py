@@ -8,9 +8,10 @@ from rich.cells import cell_len
 
 from support.tokens import HOSTILE, attention_report, printed, random_weights
 from tgen.drawing.colormap import color_at
-from tgen.drawing.heat_map import HeatMap, attention_map
+from tgen.drawing.heat_map import HeatMap, attention_map, patch_map
 from tgen.drawing.heat_map_terminal import draw_heat_map
 from tgen.drawing.terminal_text import label
+from tgen.reports.inspection import PatchReport
 
 
 def heat_map(n: int, *, scale="sqrt", tokens=None) -> tuple[np.ndarray, HeatMap]:
@@ -49,6 +50,35 @@ def test_numbers_are_percent_and_notes_name_hidden_rows_and_columns():
     flat = " ".join(text.split())
     assert f"keys 38 to 59 of 60 have {share:.0%} of these rows' total" in flat
     assert "queries 38 to 59 of 60" in flat
+
+
+def test_patched_shares_keep_sign_and_space_and_name_both_tokens():
+    scores = np.array([[1, 1, 1, -0.1], [12.5, 0.001, -0.004, -3]], np.float32)
+    report = PatchReport(
+        part="residual",
+        scores=scores,
+        target=0,
+        target_text=b" king",
+        contrast=1,
+        contrast_text=b"[red]",
+        difference=2.0,
+        other_difference=-1.0,
+        other_ids=[0, 1, 2, 3],
+        other_tokens=[b"a", b"b", b"c", b"e"],
+    )
+    heat = patch_map(report, [b"a", b"b", b"c", b"d"])
+    for width in (40, 80):
+        lines = draw_heat_map(heat, cells="num", width=width, is_terminal=False)
+        shown = [line.split() for line in printed(lines, width=width).splitlines()]
+        assert ["layer", "a", "b", "c", "d|e"] in shown
+        assert ["0", "100", "100", "100", "-10"] in shown
+        assert ["1", "1250", "·", "·", "-300"] in shown
+    narrow = printed(draw_heat_map(heat, cells="num", width=26, is_terminal=False), width=26)
+    assert "positions 2 to 3 of 4; --keys" in " ".join(narrow.split())  # no share of a total
+    heads = patch_map(replace(report, part="heads"), [b"a"])
+    text = printed(draw_heat_map(heads, cells="num", width=80, is_terminal=False))
+    assert sum(line.split()[-4:] == ["0", "1", "2", "3"] for line in text.splitlines()) == 1
+    assert (heat.low, heat.high) == (-3, 12.5)
 
 
 def test_hidden_first_key_is_noted_and_others_are_not_rescaled():

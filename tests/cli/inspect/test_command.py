@@ -340,6 +340,12 @@ def test_activations_are_a_safetensors_file(inspect, inspector, tmp_path, traine
     assert json.loads(metadata["n_skipped"]) == 0
     piped = inspect("--activations=-", "--layer=1", "--parts=heads,logits").stdout
     assert piped == path.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    flags = ["--layer=1", "--parts=heads,logits"]
+    assert inspect("--activations", tmp_path / "pipe", *flags).returncode == 0
+    assert os.read(read, len(piped) + 1) == piped
+    os.close(read)
 
 
 def test_ablation_is_a_table_and_csv(inspect, inspector):
