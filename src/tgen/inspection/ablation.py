@@ -2,7 +2,7 @@
 heads and layers."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,9 +16,8 @@ from tgen.errors import UsageError
 from tgen.inspection.hooks import (
     hook_part,
     hooks_removed,
-    model_blocks,
     record_residuals,
-    token_batch,
+    run_blocks,
     token_losses,
 )
 from tgen.inspection.predictions import top_predictions
@@ -40,7 +39,6 @@ class Ablation:
     costs: list[list[float]]  # loss increase by layer and head
 
 
-@torch.no_grad()
 def ablate_heads(
     model: Transformer,
     ids: Sequence[int],
@@ -50,30 +48,14 @@ def ablate_heads(
 ) -> Ablation:
     """Run the text once per head, whose output is replaced with 0 or with its mean over the text.
 
-    Layers below the head are not recomputed. Raises UsageError for a text of one token.
+    Raises UsageError for a text of one token.
     """
-    _require_tokens(ids)
-    vectors, contexts = record_residuals(model, ids)
-    loss = float(token_losses(model, model.final_norm(vectors[-1]), ids).mean())
-    costs: list[list[float]] = []
-    blocks = model_blocks(model)
     n_layers, n_heads = model.config.n_layers, model.config.n_heads
-    for layer in range(n_layers):
-        costs.append([])
-        for head in range(n_heads):
-
-            def ablate(outputs: Tensor, head: int = head) -> Tensor:
-                mean = outputs.mean(dim=1, keepdim=True)
-                values = torch.zeros_like(mean) if kind == "zero" else mean
-                return _replaced(outputs, head, values)
-
-            x = vectors[layer]
-            with hooks_removed(hook_part(model, "heads", layer, ablate)):
-                for block, context in zip(blocks[layer:], contexts[layer:], strict=True):
-                    x = block(x, context)
-            costs[-1].append(float(token_losses(model, model.final_norm(x), ids).mean()) - loss)
-            progress((layer * n_heads + head + 1) / (n_layers * n_heads))
-    return Ablation(loss=loss, costs=costs)
+    heads = [[("heads", layer, head)] for layer in range(n_layers) for head in range(n_heads)]
+    loss, *losses = (loss for loss, _ in _run_without(model, ids, heads, kind, progress))
+    costs = [ablated - loss for ablated in losses]
+    starts = range(0, len(costs), n_heads)
+    return Ablation(loss=loss, costs=[costs[start : start + n_heads] for start in starts])
 
 
 def parse_groups(spec: str | None, config: ModelConfig) -> dict[str, list[Component]]:
@@ -104,7 +86,6 @@ def parse_groups(spec: str | None, config: ModelConfig) -> dict[str, list[Compon
     return groups
 
 
-@torch.no_grad()
 def ablate_groups(
     model: Transformer,
     tokenizer: Tokenizer,
@@ -117,13 +98,37 @@ def ablate_groups(
 ) -> AblationReport:
     """Run the text once per group, whose outputs are replaced with 0 or with their means over the
     text in the complete model. Raises UsageError for a text of one token."""
-    _require_tokens(ids)
-    means: dict[tuple[str, int], Tensor] = {}
+    runs = _run_without(model, ids, [*groups.values()], kind, progress)
+    loss, complete = next(runs)
+    log_p = complete.log_softmax(dim=-1)
+    reports = [
+        GroupAblation(
+            group=name,
+            loss=ablated,
+            cost=ablated - loss,
+            divergence=float((log_p.exp() * (log_p - logits.log_softmax(dim=-1))).sum()),
+            predictions=top_predictions(logits, tokenizer, top),
+        )
+        for name, (ablated, logits) in zip(groups, runs, strict=True)
+    ]
+    predictions = top_predictions(complete, tokenizer, top)
+    return AblationReport(kind=kind, loss=loss, predictions=predictions, groups=reports)
 
-    def run() -> tuple[float, Tensor]:
-        """Return the loss and the logits (V,) of the next token."""
-        x = model.hidden_states(token_batch(model, [ids]))
-        return float(token_losses(model, x, ids).mean()), model.logits(x[0, -1]).float()
+
+def _run_without(
+    model: Transformer,
+    ids: Sequence[int],
+    groups: Sequence[Sequence[Component]],
+    kind: AblationKind,
+    progress: Callable[[float], None],
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield the loss and the next token's logits (V,) of the complete model and without each group.
+
+    Layers below a group are not recomputed.
+    """
+    if len(ids) < 2:
+        raise UsageError("ablation needs a text of at least 2 tokens", "pass a longer text")
+    means: dict[tuple[str, int], Tensor] = {}
 
     def keep_mean(part: str, layer: int) -> RemovableHandle:
         def keep(outputs: Tensor) -> None:
@@ -132,43 +137,30 @@ def ablate_groups(
         return hook_part(model, part, layer, keep)
 
     def ablate(part: str, layer: int, head: int | None) -> RemovableHandle:
-        mean = means[part, layer]
+        mean, where = means[part, layer], slice(None) if head is None else head
         values = torch.zeros_like(mean) if kind == "zero" else mean
-        return hook_part(model, part, layer, lambda outputs: _replaced(outputs, head, values))
 
-    parts = ("heads", *_LAYER_PARTS)
+        def replace(outputs: Tensor) -> Tensor:  # (1, T, ...)
+            outputs = outputs.clone()
+            outputs[:, :, where] = values[:, :, where]
+            return outputs
+
+        return hook_part(model, part, layer, replace)
+
+    def finish(x: Tensor) -> tuple[float, Tensor]:
+        x = model.final_norm(x)
+        return float(token_losses(model, x, ids).mean()), model.logits(x[0, -1]).float()
+
     layers = range(model.config.n_layers)
-    with hooks_removed(*(keep_mean(part, layer) for part in parts for layer in layers)):
-        loss, complete = run()
-    reports = []
-    for i, (name, components) in enumerate(groups.items()):
-        with hooks_removed(*(ablate(*component) for component in components)):
-            group_loss, logits = run()
-        log_p, log_q = complete.log_softmax(dim=-1), logits.log_softmax(dim=-1)
-        reports.append(
-            GroupAblation(
-                group=name,
-                loss=group_loss,
-                cost=group_loss - loss,
-                divergence=float((log_p.exp() * (log_p - log_q)).sum()),
-                predictions=top_predictions(logits, tokenizer, top),
-            )
-        )
+    with torch.no_grad():
+        parts = ("heads", *_LAYER_PARTS)
+        with hooks_removed(*(keep_mean(part, layer) for part in parts for layer in layers)):
+            vectors, contexts = record_residuals(model, ids)
+        complete = finish(vectors[-1])
+    yield complete
+    for i, group in enumerate(groups):
+        first = min(layer for _, layer, _ in group)
+        with torch.no_grad(), hooks_removed(*(ablate(*component) for component in group)):
+            ablated = finish(run_blocks(model, vectors[first], contexts, first))
         progress((i + 1) / len(groups))
-    return AblationReport(
-        kind=kind, loss=loss, predictions=top_predictions(complete, tokenizer, top), groups=reports
-    )
-
-
-def _replaced(outputs: Tensor, head: int | None, values: Tensor) -> Tensor:
-    """Return a part's outputs (1, T, ...), those of one head or all, with values (1, 1, ...) at
-    every position."""
-    where = slice(None) if head is None else head
-    outputs = outputs.clone()
-    outputs[:, :, where] = values[:, :, where]
-    return outputs
-
-
-def _require_tokens(ids: Sequence[int]) -> None:
-    if len(ids) < 2:
-        raise UsageError("ablation needs a text of at least 2 tokens", "pass a longer text")
+        yield ablated

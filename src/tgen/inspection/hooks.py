@@ -75,13 +75,20 @@ def record_residuals(
         vectors.append(arguments[0])
         contexts.append(arguments[1])
 
-    def last(_: nn.Module, arguments: tuple[Tensor]) -> None:
-        vectors.append(arguments[0])
-
     hooks = [block.register_forward_pre_hook(before) for block in model_blocks(model)]
-    with hooks_removed(*hooks, model.final_norm.register_forward_pre_hook(last)):
+    last = hook_part(model, "residual", model.config.n_layers, vectors.append)
+    with hooks_removed(*hooks, last):
         model.hidden_states(token_batch(model, [ids]))
     return vectors, contexts
+
+
+def run_blocks(
+    model: Transformer, x: Tensor, contexts: Sequence[ForwardContext], first: int
+) -> Tensor:
+    """Run the layers from `first` on: its input (B, T, C) -> the last layer's output."""
+    for block, context in zip(model_blocks(model)[first:], contexts[first:], strict=True):
+        x = block(x, context)
+    return x
 
 
 def iterate_logits(model: Transformer, x: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -17,8 +17,8 @@ from tgen.errors import UsageError
 from tgen.inspection.hooks import (
     hook_part,
     hooks_removed,
-    model_blocks,
     record_residuals,
+    run_blocks,
     token_batch,
 )
 from tgen.model.transformer import ForwardContext, Transformer
@@ -129,9 +129,7 @@ def _run_patched(
                 values[row, site] = source[site]
         return values
 
-    x = x.expand(len(sites), -1, -1)
     with hooks_removed(hook_part(model, part, layer, patch)):
-        for block, context in zip(model_blocks(model)[layer:], contexts[layer:], strict=True):
-            x = block(x, context)
+        x = run_blocks(model, x.expand(len(sites), -1, -1), contexts, layer)
     out: Tensor = model.final_norm(x[:, -1])
     return out

@@ -1,15 +1,14 @@
 """Self-checks that the output equals the model's computation, tested on the fused kernel."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tgen.config import ModelConfig
 from tgen.inspection.attention import AttentionRecorder, larger_error
-from tgen.inspection.hooks import hooks_removed, iterate_logits, model_blocks, token_batch
+from tgen.inspection.hooks import hook_part, hooks_removed, iterate_logits, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.predictions import logit_lens
 from tgen.model.transformer import Transformer
@@ -138,12 +137,9 @@ def _eager_logit_error(model: Transformer, tokens: Tensor, x: Tensor) -> float:
     """Return the largest logit difference from a pass in which every layer uses our weights,
     relative to the largest logit where that exceeds 1."""
     recorder = _VerifyingRecorder(model.config)
-
-    def replace(_: nn.Module, __: tuple[Tensor]) -> Any:
-        return (recorder.attn_out,)
-
-    projections = [block.attention.o_proj for block in model_blocks(model)]
-    with hooks_removed(*(p.register_forward_pre_hook(replace) for p in projections)):
+    layers = range(model.config.n_layers)
+    hooks = (hook_part(model, "heads", i, lambda _: recorder.attn_out) for i in layers)
+    with hooks_removed(*hooks):
         eager = model.hidden_states(tokens, recorder=recorder)[0]
     error = 0.0
     for (_, ours), (_, kernel) in zip(
