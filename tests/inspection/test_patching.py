@@ -16,6 +16,7 @@ from tgen.inspection.patching import patch_activations
 from tgen.model.transformer import Transformer
 
 IDS, OTHER = torch.randint(1, 300, (2, 9), generator=torch.Generator().manual_seed(5)).tolist()
+OTHER[:2] = IDS[:2]
 FAMILIES = ["classic", "gpt2", "qwen3", "gemma3"]
 
 

@@ -76,11 +76,13 @@ def patch_activations(
             "pass another prompt, --target or --contrast",
         )
     batch_size = max(1, _BATCH_TOKENS // len(ids))
+    n_equal = next(i for i, pair in enumerate(zip(ids, other, strict=True)) if pair[0] != pair[1])
     reports: list[PatchReport] = []
     for part in parts:
-        scores = np.empty((len(layers), model.config.n_heads if part == "heads" else len(ids)))
+        scores = np.zeros((len(layers), model.config.n_heads if part == "heads" else len(ids)))
+        n_skipped = 0 if part == "heads" else n_equal  # equal beginnings have equal activations
         for layer in layers:
-            for start in range(0, scores.shape[1], batch_size):
+            for start in range(n_skipped, scores.shape[1], batch_size):
                 sites = range(scores.shape[1])[start : start + batch_size]
                 source = sources[part, layer]
                 x = _run_patched(model, part, layer, sites, source, vectors[layer], contexts)
