@@ -40,7 +40,7 @@ PLACES = {
     "cli/bench/output": "write_report",
     # A new file that the user names: tests/cli/generate/test_chat_commands.py
     "cli/generate/chat_commands": "_save",
-    "cli/inspect/output": "write_contents",
+    "cli/output_files": "write_contents",
     # Files of a run that was found to be one, or of a start: COMMANDS
     "corpus/text_index": "save",
     "runs/output_folder": "_clean_up",

@@ -4,12 +4,15 @@ Dots count from the lower left corner; a character is 2 dots wide and 4 high.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 _BITS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))  # by row and column in a character
 _BLANK = 0x2800
+MARGIN = 10  # columns left of the dots: a label, a space and the axis
+DIM = "dim"
 
 
 class Canvas:
@@ -90,3 +93,29 @@ class Axis:
         step = next(n * unit for n in (1, 2, 5, 10, 20) if span / (n * unit) <= max_ticks - 1)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
         return [i * step for i in range(first, last + 1)]
+
+
+def with_axis(canvas: Canvas, labels: dict[int, str]) -> list[Text]:
+    """Return the canvas behind a vertical axis with labels by row, counted from the bottom."""
+    lines = []
+    for i, dots in enumerate(canvas.lines()):
+        label = labels.get(canvas.rows - 1 - i)
+        axis = f"{label or '':>{MARGIN - 2}} {'┤' if label else '│'}"
+        lines.append(Text(no_wrap=True).append(axis, DIM).append_text(dots))
+        lines[-1].rstrip()
+    return lines
+
+
+def label_line(name: str, centers: Sequence[int], labels: Sequence[str], columns: int) -> Text:
+    """Return labels centered on their columns, within the width."""
+    line = ""
+    for center, label in zip(centers, labels, strict=True):
+        start = min(max(0, center - len(label) // 2), columns - len(label))
+        line = line.ljust(start) + label
+    return Text(f"{name:>{MARGIN - 2}}  {line}", no_wrap=True)
+
+
+def decimals(ticks: Sequence[float]) -> int:
+    """Return the decimals that distinguish adjacent ticks."""
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.01
+    return next((n for n in range(6) if round(step, n) == round(step, 8)), 6)

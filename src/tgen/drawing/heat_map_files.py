@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from tgen.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
 _MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
@@ -62,13 +64,14 @@ def svg(heat: HeatMap) -> str:
             f'<rect {size} fill="{BACKGROUND}"/>',
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="url(#ramp)"/>',
             *(_shapes(heat, layout) if is_small else [_image(heat, layout)]),
-            *(_text(box) for box in layout.texts if box.text),
+            *(svg_text(box) for box in layout.texts if box.text),
             "</svg>\n",
         ]
     )
 
 
-def _text(box: TextBox) -> str:
+def svg_text(box: TextBox) -> str:
+    """Return a text as an element of an SVG."""
     position = f'x="{box.x:g}" y="{box.y:g}" dy=".35em"'
     rotation = f' transform="rotate(-90 {box.x:g} {box.y:g})"' if box.rotated else ""
     style = f'text-anchor="{box.anchor}" font-size="{box.size}" fill="{box.color}"'
@@ -127,13 +130,9 @@ def _encode_png(image: NDArray[np.uint8]) -> bytes:
 
 def png(heat: HeatMap) -> bytes:
     """Return the picture as the bytes of a PNG file; raises UsageError without Pillow."""
-    try:
-        from PIL import Image, ImageDraw
-        from PIL.ImageFont import load_default
+    fonts = load_fonts()
+    from PIL import Image, ImageDraw
 
-        fonts = {size: load_default(size) for size in (TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE)}
-    except ImportError as error:
-        raise UsageError("--png needs Pillow", "pip install 'tgen-lm[png]'") from error
     heat = _with_font_characters(heat, fonts[TEXT_SIZE])
     layout = Layout(heat, lambda text, size: fonts[size].getlength(text))
     picture = Image.new("RGB", (layout.width, layout.height), BACKGROUND)
@@ -149,14 +148,30 @@ def png(heat: HeatMap) -> bytes:
     for i in range(width):
         draw.line((x + i, y, x + i, y + height - 1), color_at(i / (width - 1)))
     for box in layout.texts:
-        font = fonts[box.size]
-        if box.rotated:
-            _draw_rotated(picture, box, font)
-        else:
-            draw.text((box.x, box.y), box.text, box.color, font, _PILLOW_ANCHORS[box.anchor])
+        draw_text(picture, draw, box, fonts[box.size])
     file = BytesIO()
     picture.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def load_fonts() -> "dict[int, FreeTypeFont | ImageFont]":
+    """Return the font by size; raises UsageError without Pillow."""
+    try:
+        from PIL import ImageFont
+
+        return {size: ImageFont.load_default(size) for size in (TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE)}
+    except ImportError as error:
+        raise UsageError("--png needs Pillow", "pip install 'tgen-lm[png]'") from error
+
+
+def draw_text(
+    picture: "Picture", draw: "ImageDraw", box: TextBox, font: "FreeTypeFont | ImageFont"
+) -> None:
+    """Draw a text on a picture."""
+    if box.rotated:
+        _draw_rotated(picture, box, font)
+    else:
+        draw.text((box.x, box.y), box.text, box.color, font, _PILLOW_ANCHORS[box.anchor])
 
 
 def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageFont") -> None:
@@ -170,16 +185,17 @@ def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageF
     picture.paste(box.color, corner, mask.rotate(90, expand=True))
 
 
-def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:
+def font_text(text: str, font: "FreeTypeFont | ImageFont") -> str:
     """Replace characters that the font lacks with their code points."""
     missing = bytes(font.getmask("\uffff"))  # the glyph of all missing characters
+    return "".join(
+        _REPLACEMENTS.get(c, f"‹U+{ord(c):04X}›") if bytes(font.getmask(c)) == missing else c
+        for c in text
+    )
 
-    def replaced(text: str) -> str:
-        return "".join(
-            _REPLACEMENTS.get(c, f"‹U+{ord(c):04X}›") if bytes(font.getmask(c)) == missing else c
-            for c in text
-        )
 
+def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:
+    replaced = partial(font_text, font=font)
     return replace(
         heat,
         title=replaced(heat.title),

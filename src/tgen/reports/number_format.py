@@ -19,3 +19,10 @@ def format_bytes(n_bytes: float) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:,.1f} {unit}"
     return f"{n_bytes / 1e3:,.1f} KB"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as minutes:seconds or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,16 +1,19 @@
 """`--view training`: the curves, the figure, and the command."""
 
+import csv
 import json
 import math
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
 from support.command import tgen
 from tgen.cli.app import run
-from tgen.cli.inspect.training_curves import smooth, training_curves, training_figure
+from tgen.cli.inspect.training_curves import training_figure
 from tgen.errors import TrainingError
 from tgen.runs import log as run_log
+from tgen.runs.curves import smooth, training_curves
 
 
 def log(n_steps: int, *, every: int = 0) -> list[dict[str, Any]]:
@@ -114,6 +117,24 @@ def test_command_prints_the_figure_and_the_log(trained):
     assert lines == [line.plain for line in expected]
     record = json.loads(tgen("inspect", "--view", "training", "-m", trained, "--json").stdout)
     assert record == {"schema": "tgen.inspect.training/1", "records": run_log.read(trained)}
+
+
+def test_files_have_the_numbers_of_the_log(run_here, trained, tmp_path):
+    names = ("a.csv", "a.svg")
+    options = ["--csv", tmp_path / names[0], "--svg", tmp_path / names[1]]
+    done = run_here("inspect", "--view", "training", "-m", trained, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b""
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    records = run_log.read(trained)
+    steps = [record for record in records if record["kind"] == "StepReport"]
+    assert [float(row["loss"]) for row in rows] == pytest.approx([one["loss"] for one in steps])
+    bits = [row["validation_bits_per_byte"] for row in rows if row["validation_bits_per_byte"]]
+    evaluations = [one["bits_per_byte"] for one in records if one["kind"] == "EvalReport"]
+    assert [float(one) for one in bits] == pytest.approx(evaluations)
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    titles = [one.text for one in root.iter() if one.tag.endswith("title")]
+    assert titles == ["training", "training", "validation"]
 
 
 def test_json_of_a_log_with_infinity_is_valid(tmp_path, capfd):

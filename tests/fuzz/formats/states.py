@@ -12,8 +12,10 @@ import tiny
 from fuzz.formats.safetensors import SafetensorsFile
 from fuzz.mutations import Mutator, dump
 from tgen import runs
+from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.inspect.training_curves import print_training_log
 from tgen.cli.train.progress import TrainingProgress
+from tgen.drawing.view_options import View
 from tgen.errors import TgenError
 from tgen.runs import ResumeRequest, manifest
 
@@ -96,7 +98,9 @@ class States:
         """Print the log, resume the run, stop after a step, and print its reports."""
         for json_output in (False, True):
             with suppress(TgenError):
-                print_training_log(self._out, json_output=json_output, quiet=False)
+                print_training_log(
+                    self._out, InspectOptions(view=[View.training], json=json_output)
+                )
         request = ResumeRequest(out=self._out, device="cpu", threads=1)
         with TrainingProgress(quiet=False, json_lines=False) as progress:
             for report in runs.resume(request, stopped=lambda: True):

@@ -28,7 +28,7 @@ def inspect(options: InspectOptions) -> None:
     if options.only_training:
         from tgen.cli.inspect.training_curves import print_training_log
 
-        print_training_log(locations[0].path, json_output=options.json, quiet=options.quiet)
+        print_training_log(locations[0].path, options)
         return
     if options.live:
         _show_live(options)

@@ -1,6 +1,5 @@
 """The views and options of `tgen inspect`, and which can be combined: checked without torch."""
 
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from tgen.cli.options import (
     Reader,
     adapter_option,
-    check_output_file,
     flag_of,
     json_option,
     model_option,
@@ -17,6 +15,7 @@ from tgen.cli.options import (
     prompt_option,
     quiet_option,
 )
+from tgen.cli.output_files import check_output_files
 from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option
@@ -35,11 +34,17 @@ from tgen.errors import UsageError
 
 _FILES = "Files"
 PANELS = (SELECTION, SAMPLING, DRAWING, _FILES, "Output")
-_VIEWS_WITHOUT_CSV = (View.model, View.training, View.verify)
+_VIEWS_WITHOUT_CSV = (View.model, View.verify)
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
 _LIVE_FIELDS = {"live", "prompt", "prompt_file", "model", "adapter", "device", "quiet"}
 WITHOUT_VIEW = {"--html", "--activations"}  # files of a text
 _PICTURES = ("--svg", "--png", "--vega")
+_CURVE_FILES = {"--csv", "--svg", "--png"}  # of the training curves
+
+
+def _drawn_views(flag: str) -> list[View]:
+    """Return the views that a flag writes as a picture."""
+    return [*MATRIX_VIEWS, *[View.training] * (flag in _CURVE_FILES)]
 
 
 def _file(help_text: str, flag: str) -> Any:
@@ -84,8 +89,8 @@ class InspectOptions(ViewOptions):
     )
     csv: Path | None = _file("Write the view's numbers as CSV.", "--csv")
     html: Path | None = _file("Write an interactive page of all heads.", "--html")
-    svg: Path | None = _file("Write the matrix as SVG.", "--svg")
-    png: Path | None = _file("Write the matrix as PNG (needs Pillow).", "--png")
+    svg: Path | None = _file("Write the matrix or the curves as SVG.", "--svg")
+    png: Path | None = _file("Write the matrix or the curves as PNG (needs Pillow).", "--png")
     vega: Path | None = _file("Write the matrix as a Vega-Lite specification.", "--vega")
     activations: Path | None = _file(
         "Write activations of --layer and --parts as safetensors.", "--activations"
@@ -98,7 +103,7 @@ class InspectOptions(ViewOptions):
         if self.live:
             self._check_live()
         self._check_views()
-        self._check_files()
+        check_output_files(self.files)
         self._check_unused()
 
     @property
@@ -133,7 +138,7 @@ class InspectOptions(ViewOptions):
     @property
     def only_training(self) -> bool:
         """Whether only the training log is shown, so that no model is loaded."""
-        return self.views == [View.training] and not self.files
+        return self.views == [View.training] and set(self.files) <= _CURVE_FILES
 
     @property
     def only_sources(self) -> bool:
@@ -188,32 +193,15 @@ class InspectOptions(ViewOptions):
         for name in files:
             if name == "--csv" and views[0] in _VIEWS_WITHOUT_CSV:
                 raise UsageError(f"--csv: not available for --view {views[0]}", "use --json")
-            if name in _PICTURES and views[0] not in MATRIX_VIEWS:
+            if name in _PICTURES and views[0] not in _drawn_views(name):
                 raise UsageError(
                     f"{name}: not available for --view {views[0]}",
-                    f"use it with --view {', '.join(MATRIX_VIEWS)}",
+                    f"use it with --view {', '.join(_drawn_views(name))}",
                 )
         if self.only_training and (flag := self.prompt_flag):
             raise UsageError(
                 f"{flag} cannot be combined with --view training alone", f"remove {flag}"
             )
-
-    def _check_files(self) -> None:
-        files = self.files
-        for name, path in files.items():
-            if str(path) != "-":
-                check_output_file(name, path)
-        targets = {path if str(path) == "-" else path.resolve() for path in files.values()}
-        if len(targets) < len(files):
-            raise UsageError(
-                f"{' and '.join(files)}: same output file",
-                "name a different file for each; only one can go to stdout",
-            )
-        for name in ("--png", "--activations"):
-            if str(files.get(name)) == "-" and sys.stdout is not None and sys.stdout.isatty():
-                raise UsageError(
-                    f"{name}: cannot write a binary file to the terminal", "name a file"
-                )
 
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""

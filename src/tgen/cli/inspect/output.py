@@ -1,12 +1,7 @@
-"""The output of `tgen inspect`: tables, one JSON object, or files.
+"""The output of `tgen inspect`: tables, one JSON object, or files."""
 
-Floats in CSV files have nine digits, which restore any float32 exactly.
-"""
-
-import csv
-import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
@@ -16,12 +11,12 @@ from tgen.cli import console
 from tgen.cli.inspect.options import WITHOUT_VIEW, InspectOptions
 from tgen.cli.inspect.views import compute_view, current_screen, fits_lines, progress_bar
 from tgen.cli.json_output import printable_json
+from tgen.cli.output_files import csv_text, write_contents
 from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer
-from tgen.drawing.terminal_text import label
 from tgen.drawing.view_options import VIEWS_WITHOUT_TEXT, View
-from tgen.drawing.views import ABLATING, Row, ViewOutput, measure_heads
+from tgen.drawing.views import ABLATING, ViewOutput, measure_heads
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
@@ -30,21 +25,6 @@ from tgen.storage import files
 from tgen.version import __version__
 
 _SCHEMA, _ACTIVATIONS_SCHEMA = "tgen.inspect/3", "tgen.activations/1"
-
-
-def csv_text(rows: Iterable[Row]) -> str:
-    r"""Return rows as CSV (RFC 4180, but with \n line ends)."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
-    return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bytes):
-        return label(value)
-    if value is None:
-        return ""
-    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def print_tables(inspector: Inspector, options: InspectOptions) -> None:
@@ -138,7 +118,7 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
         contents["--html"] = page.html.encode()
     if "--activations" in options.files:
         contents["--activations"] = _activations(inspector, options)
-    write_contents(contents, options)
+    write_contents(contents, options.files, quiet=options.quiet)
     _ensure_checked(inspector, options)
     if inspector.checks:
         console.print_status(checks_footer(inspector.checks).plain, quiet=options.quiet)
@@ -156,18 +136,6 @@ def _activations(inspector: Inspector, options: InspectOptions) -> files.Content
     }
     arrays = inspector.activations(options.layer, options.parts)
     return safetensors_file.serialize_in_parts(arrays, metadata=metadata | fields)
-
-
-def write_contents(contents: Mapping[str, files.Content], options: InspectOptions) -> None:
-    """Write the contents of the files, by flag."""
-    for name, path in options.files.items():
-        if str(path) == "-":
-            for block in files.blocks(contents[name]):
-                console.write(bytes(block))
-        else:
-            files.write_output(path, contents[name])
-            size = f"{sum(map(len, files.blocks(contents[name]))):,} bytes"
-            console.print_status(f"wrote {path}, {size}", quiet=options.quiet)
 
 
 def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> None:

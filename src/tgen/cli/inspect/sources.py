@@ -7,6 +7,7 @@ from typing import Any
 from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
+from tgen.cli.output_files import csv_text, write_contents
 from tgen.drawing.tables import sources_table
 from tgen.drawing.terminal_text import decode_printable, printable
 from tgen.errors import UsageError
@@ -51,9 +52,9 @@ def print_sources(path: Path, text: bytes, options: InspectOptions) -> None:
         console.write(json_line(record | json_value(report)))
         return
     if options.files:
-        from tgen.cli.inspect.output import csv_text, write_contents  # slow: torch
-
-        write_contents({"--csv": csv_text(source_rows(report)).encode()}, options)
+        write_contents(
+            {"--csv": csv_text(source_rows(report)).encode()}, options.files, quiet=options.quiet
+        )
         return
     from tgen.cli.rich_console import out
 

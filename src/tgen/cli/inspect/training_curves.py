@@ -5,61 +5,45 @@ Color only repeats what characters show: dots are the training loss, `○` the v
 """
 
 import bisect
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from tgen.cli import console
+from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
+from tgen.cli.output_files import csv_text, write_contents
 from tgen.cli.rich_console import out
-from tgen.drawing.braille_plot import Axis, Canvas
-from tgen.errors import TrainingError
+from tgen.drawing.braille_plot import DIM, MARGIN, Axis, Canvas, decimals, label_line, with_axis
+from tgen.drawing.curve_plot import Curve, CurvePlot
 from tgen.reports.json_text import json_value
 from tgen.reports.number_format import count
+from tgen.runs.curves import TrainingCurves, training_curves
 
 MIN_WIDTH = 60  # columns
 _PIPE_WIDTH = 80  # columns where stdout is not a terminal
-_SMOOTHING_WINDOWS = 40  # per run: narrow enough for the curve's shape, wide enough against noise
 _LOSS_ROWS, _RATE_ROWS = 13, 2
-_LARGEST = 1e100  # largest number of a log: the plot's arithmetic stays finite
-_MARGIN = 10  # columns left of the dots: a label, a space and the axis
-_TRAINING, _VALIDATION, _BEST, _RATE, _DIM = "cyan", "yellow", "bold green", "magenta", "dim"
+_STEP_FIELDS = ("step", "seconds", "loss", "learning_rate", "tokens_per_second")
+_TRAINING, _VALIDATION, _BEST, _RATE = "cyan", "yellow", "bold green", "magenta"
 _SKIPPED = 0.05  # share of steps ignored by the loss axis: the steep start would flatten the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingCurves:
-    """Series of a run: one value per step, or one per evaluation."""
-
-    steps: list[int]
-    seconds: list[float]  # training time by step
-    losses: list[float]  # nats per token, smoothed
-    smoothing: int  # steps averaged
-    learning_rates: list[float]
-    evaluation_steps: list[int]
-    evaluation_losses: list[float]  # nats per token of the validation text
-    bits_per_nat: float | None  # bits per byte for each nat per token; None: unknown
-    best_step: int | None  # None: no evaluation yet
-    best_bits_per_byte: float | None
-    tokens: int | None  # trained on; None: the log has no plan
-    median_tokens_per_second: float
-    n_sessions: int
-
-
-def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
-    """Print the training figure of the model directory `path`, or its log records as JSON."""
+def print_training_log(path: Path, options: InspectOptions) -> None:
+    """Print the training figure of the model directory `path`, or its log records as JSON, or write
+    the curves as files."""
     from tgen.runs import log
 
-    records = log.read(path)
-    if json_output:
+    records, quiet = log.read(path), options.quiet
+    if options.json:
         record = {"schema": "tgen.inspect.training/1", "records": json_value(records)}
         console.print_status(f"{path}", quiet=quiet)
         console.write(json_line(record))
+        return
+    if options.files:
+        contents = {flag: _content(flag, records) for flag in options.files}
+        write_contents(contents, options.files, quiet=quiet)
         return
     lines = training_lines(records)
     console.print_status(f"{path}", quiet=quiet)
@@ -69,97 +53,62 @@ def print_training_log(path: Path, *, json_output: bool, quiet: bool) -> None:
         console.write("".join(f"{line.plain}\n" for line in lines).encode())
 
 
+def _content(flag: str, records: Sequence[dict[str, Any]]) -> bytes:
+    """Return the content of a file."""
+    from tgen.drawing.curve_files import png, svg
+
+    curves = training_curves(records)
+    if flag == "--csv":
+        return csv_text(_rows(records)).encode()
+    plot = training_plot(curves)
+    return png(plot) if flag == "--png" else svg(plot).encode()
+
+
+def _rows(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[object]]:
+    """Yield the header and a row per step of a CSV; an evaluation is in the row of its step."""
+    evaluations = {record["step"]: record for record in records if record["kind"] == "EvalReport"}
+    yield *_STEP_FIELDS, "validation_loss", "validation_bits_per_byte"
+    for record in records:
+        if record["kind"] == "StepReport":
+            found = evaluations.get(record["step"], {})
+            after = found.get("loss"), found.get("bits_per_byte")
+            yield *(record.get(name) for name in _STEP_FIELDS), *after
+
+
+def training_plot(curves: TrainingCurves) -> CurvePlot:
+    """Return the training and the validation loss as curves."""
+    factor = curves.bits_per_nat or 1.0
+    mean = f", {curves.smoothing:,}-step mean" if curves.smoothing > 1 else ""
+    losses = [loss * factor for loss in curves.losses]
+    drawn = [Curve(label=f"training{mean}", color=0, x=curves.steps, y=losses)]
+    if curves.evaluation_steps:
+        drawn.append(
+            Curve(label="validation", color=1, x=curves.evaluation_steps, y=curves.evaluation_bits)
+        )
+    unit = "bits/byte" if curves.bits_per_nat else "nats/token"
+    return CurvePlot(title="training", x_name="step", y_name=unit, curves=drawn)
+
+
 def training_lines(records: Sequence[dict[str, Any]]) -> list[Text]:
     """Return the training figure of a log's records, for stdout's width."""
     width = out.width if out.is_terminal else _PIPE_WIDTH
     return training_figure(training_curves(records), width=width)
 
 
-def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:
-    """Return the curves of a log's records.
-
-    Raises TrainingError if they contain no step, or a record lacks a required number.
-    """
-    # A step skipped for a non-finite loss or gradient has no loss.
-    records = [r for r in records if r["kind"] != "StepReport" or r.get("loss", 0) is not None]
-    steps = _numbers(records, "StepReport", "step")
-    if not steps:
-        raise TrainingError("the training log has no steps yet", "retry after the first evaluation")
-    losses = _numbers(records, "StepReport", "loss")
-    evaluation_steps = [int(step) for step in _numbers(records, "EvalReport", "step")]
-    evaluation_losses = _numbers(records, "EvalReport", "loss")
-    bits = _numbers(records, "EvalReport", "bits_per_byte")
-    best = min(range(len(bits)), key=lambda i: bits[i], default=None)
-    # Bits per byte and nats per token of one text have a constant ratio; the largest loss is exact.
-    loss, bits_per_byte = max(zip(evaluation_losses, bits, strict=True), default=(0.0, 0.0))
-    radius = len(steps) // _SMOOTHING_WINDOWS // 2
-    return TrainingCurves(
-        steps=[int(step) for step in steps],
-        seconds=_numbers(records, "StepReport", "seconds"),
-        losses=smooth(losses, radius),
-        smoothing=2 * radius + 1,
-        learning_rates=_numbers(records, "StepReport", "learning_rate"),
-        evaluation_steps=evaluation_steps,
-        evaluation_losses=evaluation_losses,
-        bits_per_nat=bits_per_byte / loss if loss > 0 else None,
-        best_step=None if best is None else evaluation_steps[best],
-        best_bits_per_byte=None if best is None else bits[best],
-        tokens=_count_tokens(records, int(steps[-1])),
-        median_tokens_per_second=statistics.median(
-            _numbers(records, "StepReport", "tokens_per_second")
-        ),
-        n_sessions=sum(record["kind"] == "PlanReport" for record in records),
-    )
-
-
-def smooth(values: Sequence[float], radius: int) -> list[float]:
-    """Return each value's mean with `radius` neighbors per side.
-
-    Near the ends the window shrinks on both sides, so that it stays centered.
-    """
-    sums = [0.0, *accumulate(values)]
-    means = []
-    for i in range(len(values)):
-        r = min(radius, i, len(values) - 1 - i)
-        means.append((sums[i + r + 1] - sums[i - r]) / (2 * r + 1))
-    return means
-
-
-def _count_tokens(records: Sequence[dict[str, Any]], last_step: int) -> int | None:
-    """Return the tokens up to a step; each session may have another batch size."""
-    columns = [
-        [int(n) for n in _numbers(records, "PlanReport", name)]
-        for name in ("resumed_at_step", "batch_size", "context_length")
-    ]
-    sessions = zip([*columns[0][1:], last_step], *columns, strict=False)
-    return sum((end - start) * batch * context for end, start, batch, context in sessions) or None
-
-
-def _numbers(records: Sequence[dict[str, Any]], kind: str, name: str) -> list[float]:
-    values = [record.get(name) for record in records if record["kind"] == kind]
-    for value in values:
-        if not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
-            raise TrainingError(
-                f"training log: invalid {name} in a {kind} (got {value!r}, expected a number)",
-                "train again: the log was edited or written by another version",
-            )
-    return [value for value in values if value is not None]
-
-
 def training_figure(curves: TrainingCurves, *, width: int) -> list[Text]:
     """Return lines of at most `width` columns (but at least MIN_WIDTH)."""
-    columns = max(MIN_WIDTH, width) - _MARGIN
+    columns = max(MIN_WIDTH, width) - MARGIN
     steps = Axis(low=0, high=curves.steps[-1], dots=2 * columns)
-    margin = " " * (_MARGIN - 1)
+    margin = " " * (MARGIN - 1)
     return [
         _legend(curves),
         *_loss_lines(curves, steps, columns),
-        Text(margin + "├─ learning rate ".ljust(columns + 1, "─"), _DIM),
+        Text(margin + "├─ learning rate ".ljust(columns + 1, "─"), DIM),
         *_rate_lines(curves, steps, columns),
-        Text(margin + "└" + "─" * columns, _DIM),
+        Text(margin + "└" + "─" * columns, DIM),
         *_step_labels(curves, steps, columns),
         Text(),
-        *map(Text, _totals(curves, width=_MARGIN + columns)),
+        *map(Text, _totals(curves, width=MARGIN + columns)),
     ]
 
 
@@ -180,7 +129,7 @@ def _totals(curves: TrainingCurves, *, width: int) -> list[str]:
 
 
 def _legend(curves: TrainingCurves) -> Text:
-    text = Text("bits/byte".rjust(_MARGIN - 1) if curves.bits_per_nat else "nats/token")
+    text = Text("bits/byte".rjust(MARGIN - 1) if curves.bits_per_nat else "nats/token")
     mean = f", {curves.smoothing:,}-step mean" if curves.smoothing > 1 else ""
     text.append("  ").append("⠒⠒", _TRAINING).append(f" training{mean}")
     if curves.evaluation_steps:
@@ -207,8 +156,8 @@ def _loss_lines(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text]
         mark, style = ("●", _BEST) if step == curves.best_step else ("○", _VALIDATION)
         canvas.mark(steps.dot(step), values.dot(value), mark, style)
     ticks = values.ticks(6)
-    digits = _decimals(ticks)
-    return _with_axis(canvas, {values.dot(tick) // 4: f"{tick:.{digits}f}" for tick in ticks})
+    digits = decimals(ticks)
+    return with_axis(canvas, {values.dot(tick) // 4: f"{tick:.{digits}f}" for tick in ticks})
 
 
 def _rate_lines(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text]:
@@ -217,7 +166,7 @@ def _rate_lines(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text]
     canvas = Canvas(columns, _RATE_ROWS)
     points = zip(curves.steps, curves.learning_rates, strict=True)
     canvas.line([(steps.dot(step), values.dot(rate)) for step, rate in points], _RATE)
-    return _with_axis(canvas, {1: f"{highest:.2g}", 0: "0"})
+    return with_axis(canvas, {1: f"{highest:.2g}", 0: "0"})
 
 
 def _step_labels(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text]:
@@ -230,32 +179,6 @@ def _step_labels(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text
     ]
     minutes = [f"{s / 60:.1f}" for s in seconds]
     return [
-        _label_line("step", tick_columns, [f"{tick:,}" for tick in ticks], columns),
-        _label_line("minutes", tick_columns, minutes, columns),
+        label_line("step", tick_columns, [f"{tick:,}" for tick in ticks], columns),
+        label_line("minutes", tick_columns, minutes, columns),
     ]
-
-
-def _label_line(name: str, centers: Sequence[int], labels: Sequence[str], columns: int) -> Text:
-    """Return labels centered on their columns, within the width."""
-    line = ""
-    for center, label in zip(centers, labels, strict=True):
-        start = min(max(0, center - len(label) // 2), columns - len(label))
-        line = line.ljust(start) + label
-    return Text(f"{name:>{_MARGIN - 2}}  {line}", no_wrap=True)
-
-
-def _with_axis(canvas: Canvas, labels: dict[int, str]) -> list[Text]:
-    """Return the canvas behind a vertical axis with labels by row, counted from the bottom."""
-    lines = []
-    for i, dots in enumerate(canvas.lines()):
-        label = labels.get(canvas.rows - 1 - i)
-        axis = f"{label or '':>{_MARGIN - 2}} {'┤' if label else '│'}"
-        lines.append(Text(no_wrap=True).append(axis, _DIM).append_text(dots))
-        lines[-1].rstrip()
-    return lines
-
-
-def _decimals(ticks: Sequence[float]) -> int:
-    """Return the decimals that distinguish adjacent ticks."""
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.01
-    return next((n for n in range(6) if round(step, n) == round(step, 8)), 6)

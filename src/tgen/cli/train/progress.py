@@ -21,7 +21,7 @@ from tgen.distributed import ranks
 from tgen.errors import TgenError
 from tgen.machine.cpus import allowed_cpus
 from tgen.reports.json_text import json_record
-from tgen.reports.number_format import count, format_bytes, format_number
+from tgen.reports.number_format import count, format_bytes, format_duration, format_number
 from tgen.reports.training import (
     AnswersReport,
     DoneReport,
@@ -246,14 +246,19 @@ class TrainingProgress:
         done = "" if phase.fraction_done is None else f": {phase.fraction_done:.0%}"
         if phase.seconds_left is not None:
             left = max(0.0, phase.seconds_left - seconds)
-            return f"{phase.phase}{done} · {_duration(left)} left"
-        return f"{phase.phase}{done} · {_duration(seconds)}" if seconds >= 1 else phase.phase + done
+            return f"{phase.phase}{done} · {format_duration(left)} left"
+        return (
+            f"{phase.phase}{done} · {format_duration(seconds)}"
+            if seconds >= 1
+            else phase.phase + done
+        )
 
     def _show_step(self, report: StepReport) -> None:
         loss = "skipped, not finite" if report.loss is None else f"loss {report.loss:.3f}"
+        left = format_duration(report.seconds_left)
         line = (
             f"step {report.step:,} · {loss}{self._validation} · "
-            f"{report.tokens_per_second:,.0f} tokens/s · {_duration(report.seconds_left)} left"
+            f"{report.tokens_per_second:,.0f} tokens/s · {left} left"
         )
         if report.other_cpus is not None:
             line += f" · other processes use {report.other_cpus:.1f} of {len(allowed_cpus())} CPUs"
@@ -274,7 +279,7 @@ class TrainingProgress:
         error = "" if report.standard_error is None else f" ±{report.standard_error:.3f}"
         console.print_status(
             f"step {report.step:,} · validation {report.bits_per_byte:.3f}{error} bits/byte{best}"
-            f" · after {_duration(report.seconds)}"
+            f" · after {format_duration(report.seconds)}"
         )
 
     def _show_saving(self, report: SavingReport) -> None:
@@ -388,7 +393,7 @@ def _rows_lines(rows: RowsReport) -> list[tuple[str, str, str]]:
 
 def _print_result(report: DoneReport, *, chat: bool) -> None:
     steps = count(report.step, "step")
-    work = f"{steps}, {report.tokens:,} tokens in {_duration(report.seconds)}"
+    work = f"{steps}, {report.tokens:,} tokens in {format_duration(report.seconds)}"
     if not report.finished:
         out = shlex.quote(report.out)
         console.print_status(f"stopped and saved: {work}")
@@ -420,12 +425,6 @@ def _hardware(plan: PlanReport) -> str:
     threads = f"{plan.device} with {count(plan.threads, 'thread')}"
     ranks = count(plan.ranks, "rank")
     return f"{ranks} ({plan.parallel}), {threads} each" if plan.parallel else threads
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _command() -> str:

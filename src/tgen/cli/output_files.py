@@ -1,0 +1,63 @@
+"""Files that a command writes beside or instead of its output, one per option."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tgen.cli import console
+from tgen.cli.options import check_output_file
+from tgen.drawing.terminal_text import label
+from tgen.errors import UsageError
+from tgen.storage import files
+
+_BINARY = ("--png", "--activations")
+
+
+def check_output_files(outputs: Mapping[str, Path]) -> None:
+    """Raise UsageError if one of the files, by flag, cannot be written."""
+    for name, path in outputs.items():
+        if str(path) != "-":
+            check_output_file(name, path)
+    targets = {path if str(path) == "-" else path.resolve() for path in outputs.values()}
+    if len(targets) < len(outputs):
+        raise UsageError(
+            f"{' and '.join(outputs)}: same output file",
+            "name a different file for each; only one can go to stdout",
+        )
+    for name in _BINARY:
+        if str(outputs.get(name)) == "-" and sys.stdout is not None and sys.stdout.isatty():
+            raise UsageError(f"{name}: cannot write a binary file to the terminal", "name a file")
+
+
+def write_contents(
+    contents: Mapping[str, files.Content], outputs: Mapping[str, Path], *, quiet: bool
+) -> None:
+    """Write the contents of the files, by flag."""
+    for name, path in outputs.items():
+        if str(path) == "-":
+            for block in files.blocks(contents[name]):
+                console.write(bytes(block))
+        else:
+            files.write_output(path, contents[name])
+            size = f"{sum(map(len, files.blocks(contents[name]))):,} bytes"
+            console.print_status(f"wrote {path}, {size}", quiet=quiet)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    r"""Return rows as CSV (RFC 4180, but with \n line ends).
+
+    Floats have nine digits, which restore any float32 exactly.
+    """
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bytes):
+        return label(value)
+    if value is None:
+        return ""
+    return f"{value:.9g}" if isinstance(value, float) else value
