@@ -43,6 +43,7 @@ PAGES = (
     "docs/generate.md",
     "docs/inspect.md",
     "docs/score.md",
+    "docs/lab.md",
     "docs/bench.md",
     "docs/export.md",
     "docs/models.md",

@@ -38,12 +38,13 @@ ALLOWED = {
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
     "scoring": "corpus chat loaded_model",
+    "experiments": "corpus planning loaded_model runs scoring",
     "serve": "storage machine tokenizer corpus checkpoint chat engine inspection lora drawing "
     "generation loaded_model runs",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
     "scoring",
     "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "
-    "inspection lora drawing generation loaded_model runs benchmark scoring serve",
+    "inspection lora drawing generation loaded_model runs benchmark scoring experiments serve",
     "__init__": "api",
     "__main__": "cli",
 }

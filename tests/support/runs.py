@@ -1,12 +1,15 @@
 """A tiny training run: its request, its resumption, and its files."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable
+import json
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from support.models import TEXT
 from tgen import runs
+from tgen.config import ModelConfig
 from tgen.config.training import TrainConfig
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
@@ -88,3 +91,47 @@ def progress(out: Path) -> dict[str, object]:
     saved = run_state.load_state(out, run_id=load_run(out)[0]["run_id"])
     assert saved
     return {k: v for k, v in saved.progress.items() if "seconds" not in k}
+
+
+def simulate_run(
+    out: Path,
+    template: Path,
+    losses: Sequence[float],
+    *,
+    state: str = "finished",
+    run_id: str = "",
+    corpus_sha256: str = "",
+    every: int = 100,
+    seconds: float = 0.1,
+    **settings: Any,
+) -> Path:
+    """Write the record and the log of a run with these held-out losses in bits per byte.
+
+    The record is that of the run in `template` with other `settings`; a step takes `seconds`.
+    """
+    record, _ = run_state.load_record(template)
+    plan = record["plan"]
+    for name, value in settings.items():
+        if name == "family":
+            shape = {"n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 16}
+            vocab_size = plan["model"]["vocab_size"]
+            plan["model"] = asdict(ModelConfig.of(value, vocab_size=vocab_size, **shape))
+        else:
+            plan["train" if name in plan["train"] else "model"][name] = value
+    record["run_id"] = run_id or out.name
+    record["corpus_sha256"] = corpus_sha256 or record["corpus_sha256"]
+    batch = {"batch_size": plan["train"]["batch_size"], "context_length": plan["context_length"]}
+    lines: list[dict[str, Any]] = [{"kind": "PlanReport", "resumed_at_step": 0} | batch]
+    for i, bits in enumerate(losses, 1):
+        point = {"step": i * every, "seconds": i * every * seconds, "loss": 2 * bits}
+        pace = {"learning_rate": 0.001, "tokens_per_second": 1e3}
+        lines.append({"kind": "StepReport"} | point | pace)
+        lines.append({"kind": "EvalReport", "bits_per_byte": bits} | point)
+    if state != "unfinished":
+        done = {"finished": state == "finished", "best_bits_per_byte": min(losses, default=None)}
+        lines.append({"kind": "DoneReport"} | done)
+    run_state.folder(out).mkdir(parents=True)
+    run_state.save_record(out, record, {"bytes": 0, "sha256": ""})
+    log = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_state.folder(out) / "log.jsonl").write_text(log)
+    return out

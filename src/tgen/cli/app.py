@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "Train a model on your text.",
     "generate": "Continue a text.",
     "inspect": "Show a model's attention, predictions and training history.",
+    "compare": "Compare training runs: settings, losses, curves.",
     "score": "Measure how well a model predicts texts.",
     "bench": "Measure the model's speed on this machine.",
     "serve": "Serve models over OpenAI's and other HTTP APIs.",
@@ -40,7 +41,7 @@ Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usag
 
 If an option is given twice, the last value counts, with a warning; some options are repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
-_TAKES_ARGUMENTS = ("tgen export", "tgen score", "tgen tokenize", "tgen models")
+_TAKES_ARGUMENTS = ("tgen export", "tgen score", "tgen compare", "tgen tokenize", "tgen models")
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",

@@ -71,13 +71,14 @@ def matmul_params(model: ModelConfig) -> int:
     return model.n_layers * n_elements(block_matrices(model)) + model.vocab_size * model.d_model
 
 
-def flops_per_token(model: ModelConfig) -> int:
-    """Return the FLOP that training needs per token, forward and backward."""
+def flops_per_token(model: ModelConfig, *, frozen: bool = False) -> int:
+    """Return the FLOP that training needs per token, forward and backward; `frozen` weights, those
+    below an adapter, need no gradients."""
     n = model.context_length
     windows = (min(model.window(layer) or n, n) for layer in range(model.n_layers))
     keys = sum(window * (2 * n - window) for window in windows)  # 2 n times those of a mean query
     attention = 12 * model.n_heads * model.head_dim * keys // (2 * n)
-    return 6 * matmul_params(model) + attention
+    return (4 if frozen else 6) * matmul_params(model) + attention
 
 
 def n_elements(shapes: Iterable[TensorShape], *, n_ranks: int = 1) -> int:

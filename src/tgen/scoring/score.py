@@ -45,14 +45,14 @@ class ConversationScorer(Scorer):
 
 
 def conversation_scorers(
-    models: Sequence[LoadedModel], documents: Documents, *, stride: int | None
+    models: Sequence[LoadedModel], documents: Documents, *, stride: int | None, length: int
 ) -> Iterator[Sequence[Scorer]]:
-    """Yield the scorers of each conversation, one per model.
+    """Yield the scorers of each conversation, one per model. Their blocks are at least
+    as long as a context of `length` tokens.
 
     Raises ModelError for a model without a chat template, and CorpusError for a row that the
     template does not accept.
     """
-    length = max(model.engine.context_length for model in models)
     encoded = [_encode(model, documents) for model in models]
     try:
         for rows in zip(*encoded, strict=True):
@@ -131,10 +131,9 @@ class DocumentScorer(Scorer):
 
 
 def document_scorers(
-    models: Sequence[LoadedModel], documents: Documents, *, stride: int | None
+    models: Sequence[LoadedModel], documents: Documents, *, stride: int | None, length: int
 ) -> Iterator[Sequence[Scorer]]:
-    """Yield the scorers of each document, one per model."""
-    length = max(model.engine.context_length for model in models)
+    """Yield the scorers of each document, one per model; `length` as above."""
     for document in documents:
         n_blocks = count_blocks(len(document[-1]), length)
         yield [
@@ -169,20 +168,25 @@ def score_documents(
     chat: bool = False,
     stride: int | None = None,
     with_tokens: bool = False,
+    length: int | None = None,
+    totals: Sequence[ScoreTotals] = (),
     progress: Callable[[float], None] = lambda _: None,
 ) -> Iterator[TokenScore | DocumentReport | TotalReport]:
     """Yield the scores of each document, and of all together as the last report.
 
     With `chat`, the documents are conversations, of which the answers are scored, see
     `conversation_scorers`. With `with_tokens`, the tokens of a document precede its report; this
-    needs a single model. `stride` is that of `generation.logprobs.score_stream`. Raises CorpusError
-    if a source has changed, and UsageError if the scores of two models are not of the same bytes.
+    needs a single model. `stride` is that of `generation.logprobs.score_stream`. `length` is the
+    longest context of all models that are compared, and `totals` is filled, one per model: for
+    comparisons of models that are scored one after the other. Raises CorpusError if a source has
+    changed, and UsageError if the scores of two models are not of the same bytes.
     """
     n_bytes, sizes = max(1, documents.n_bytes) * len(models), documents.sizes
     done = n_replaced = n_normalized = n_cut = 0
-    totals = [ScoreTotals() for _ in models]
+    totals = totals or [ScoreTotals() for _ in models]
+    length = length or max(model.engine.context_length for model in models)
     of_documents = conversation_scorers if chat else document_scorers
-    for number, scorers in enumerate(of_documents(models, documents, stride=stride)):
+    for number, scorers in enumerate(of_documents(models, documents, stride=stride, length=length)):
         own = [ScoreTotals() for _ in models]
         for scorer, *sums in zip(scorers, totals, own, strict=True):
             for scored in scorer.tokens() if with_tokens else scorer.compute():

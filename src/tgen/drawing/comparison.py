@@ -1,0 +1,340 @@
+"""Runs compared: tables for a terminal, Markdown and LaTeX, curves, and rows of a CSV."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from tgen.drawing.curve_plot import Curve, CurvePlot
+from tgen.drawing.tables import table
+from tgen.drawing.terminal_text import one_line
+from tgen.reports.comparison import (
+    ComparisonReport,
+    GroupSummary,
+    MeanInterval,
+    RunSummary,
+    Scale,
+    TextScore,
+)
+from tgen.reports.number_format import count, format_duration
+
+SCALES: dict[Scale, str] = {"step": "step", "token": "token", "time": "time", "flop": "FLOP"}
+_UNITS: dict[Scale, list[tuple[float, str]]] = {  # the last one that is below the largest value
+    "step": [(1, "step")],
+    "token": [
+        (1, "tokens"),
+        (1e3, "thousand tokens"),
+        (1e6, "million tokens"),
+        (1e9, "billion tokens"),
+    ],
+    "time": [(1, "seconds"), (60, "minutes"), (3600, "hours")],
+    "flop": [
+        (1, "FLOP"),
+        (1e6, "MFLOP"),
+        (1e9, "GFLOP"),
+        (1e12, "TFLOP"),
+        (1e15, "PFLOP"),
+        (1e18, "EFLOP"),
+    ],
+}
+_COSTS = [">steps", ">tokens", ">time", ">parameters", ">FLOP"]
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MAX_VALUES = 6  # of a setting in the table of differences
+_NAMED_RUNS = 4  # up to so many, their names follow the values
+_LATEX = {
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "`": r"\`{}",
+    "±": r"$\pm$", "–": "--", "-": "{-}", "·": r"$\cdot$",
+} | {c: f"\\{c}" for c in "{}$&#%_"}  # fmt: skip
+_LAST_LATIN = "\u017f"  # of the characters that LaTeX typesets without another font
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as text; `>` before the name of a column right-aligns it."""
+
+    title: str
+    names: list[str]
+    rows: list[list[str]]
+    n_keys: int  # first columns, which identify a row
+
+    def fitting(self, width: int) -> "list[Cells]":
+        """Return the table or, if it is too wide, one without and one with the costs."""
+        columns = zip(self.names, *self.rows, strict=True)
+        widths = [max(len(cell.removeprefix(">")) for cell in column) + 2 for column in columns]
+        if sum(widths) - 2 <= width or self.names[-len(_COSTS) :] != _COSTS:
+            return [self]
+        n, n_costs = self.n_keys, len(_COSTS)
+        rows = [row[:n] + row[-n_costs:] for row in self.rows]
+        costs = Cells("", self.names[:n] + _COSTS, rows, n)
+        rows = [row[:-n_costs] for row in self.rows]
+        return [replace(self, names=self.names[:-n_costs], rows=rows), costs]
+
+
+def comparison_tables(report: ComparisonReport) -> list[Cells]:
+    """Return the tables of the groups, the runs, and the settings that differ."""
+    tables = [_groups(report)] if report.by else []
+    tables.append(_runs(report))
+    if report.differing:
+        rows = [[name, _spread(report.runs, name)] for name in report.differing]
+        tables.append(Cells("settings that differ", ["setting", "values"], rows, 1))
+    return tables
+
+
+def comparison_notes(report: ComparisonReport) -> Iterator[str]:
+    """Yield what the columns mean."""
+    yield "best, final: bits per byte of the held-out text; lower is better"
+    if report.by:
+        yield "±: 95% confidence interval of the mean over the runs of a group (Student's t)"
+        if alone := [_label(group) for group in report.groups if len(group.runs) == 1]:
+            yield f"no interval, a single run: {', '.join(alone)}"
+    if any(run.text is not None for run in report.runs):
+        yield (
+            "text: bits per byte of the text; difference to the best run with its standard error; "
+            "p: paired permutation test, for one difference alone"
+        )
+
+
+def _runs(report: ComparisonReport) -> Cells:
+    texts = list(dict.fromkeys(run.held_out for run in report.runs))
+    has_text = any(run.text is not None for run in report.runs)
+    has_state = any(run.state != "finished" for run in report.runs)
+    names = ["run", *report.columns]
+    names += ["state"] * has_state + [">held-out text"] * (len(texts) > 1)
+    names += [">best", ">final"] + [">text", ">difference", ">p"] * has_text
+    rows = []
+    for run in report.runs:
+        row = [run.name, *(_value(run.settings.get(name)) for name in report.columns)]
+        row += [run.state] * has_state + [str(texts.index(run.held_out) + 1)] * (len(texts) > 1)
+        row += [_bits(run.best), _bits(run.final)] + _score(run.text) * has_text
+        rows.append([*row, *_costs(run)])
+    return Cells("runs", [*names, *_COSTS], rows, 1)
+
+
+def _groups(report: ComparisonReport) -> Cells:
+    texts = list(dict.fromkeys(group.held_out for group in report.groups))
+    has_text = any(group.text is not None for group in report.groups)
+    names = [*report.by, *[">held-out text"] * (len(texts) > 1), ">runs", ">best", ">final"]
+    rows = [
+        [
+            *map(_value, group.values.values()),
+            *[str(texts.index(group.held_out) + 1)] * (len(texts) > 1),
+            str(len(group.runs)),
+            *(_mean(one) for one in (group.best, group.final, *[group.text] * has_text)),
+            *_costs(group),
+        ]
+        for group in report.groups
+    ]
+    title = f"means by {' and '.join(report.by)}"
+    n_keys = names.index(">runs")
+    return Cells(title, [*names, *[">text"] * has_text, *_COSTS], rows, n_keys)
+
+
+def _costs(one: RunSummary | GroupSummary) -> list[str]:
+    return [
+        f"{one.steps:,.0f}",
+        _amount(one.tokens),
+        format_duration(one.seconds),
+        _amount(one.n_parameters),
+        f"{one.flop:.2g}",
+    ]
+
+
+def _score(text: TextScore | None) -> list[str]:
+    if text is None:
+        return ["–"] * 3
+    if text.difference is None:
+        return [_bits(text.score.bits_per_byte), "best", "–"]
+    error, p = text.difference.standard_error, text.difference.p_value
+    size = f"{text.difference.bits_per_byte:+.4f}"
+    return [
+        _bits(text.score.bits_per_byte),
+        size if error is None else f"{size} ± {error:.4f}",
+        "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
+    ]
+
+
+def _bits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _mean(interval: MeanInterval | None) -> str:
+    if interval is None:
+        return "–"
+    width = f"{interval.half_width:.3f}" if interval.is_finite else "–"
+    return f"{interval.mean:.3f} ± {width}"
+
+
+def _amount(number: float) -> str:
+    """Format a count with three digits and a prefix."""
+    for size, prefix in _PREFIXES:
+        if number >= size:
+            return f"{number / size:.3g}{prefix}" if number < 1000 * size else f"{number:.3g}"
+    return f"{number:.0f}"
+
+
+def _value(value: Any) -> str:
+    """Return the value of a setting, as `--set` takes it."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _spread(runs: Sequence[RunSummary], name: str) -> str:
+    """Return the values of a setting, each with its runs or their number."""
+    all_values = [run.settings.get(name) for run in runs]
+    numbers = [one for one in all_values if isinstance(one, int | float)]
+    ordered = sorted(numbers) if len(numbers) == len(runs) else all_values
+    values: dict[str, list[str]] = {_value(one): [] for one in ordered}
+    for run in runs:
+        values[_value(run.settings.get(name))].append(run.name)
+    if len(values) > _MAX_VALUES:
+        if ordered is not all_values:
+            return f"{_value(ordered[0])} to {_value(ordered[-1])}, {len(values)} values"
+        return f"{len(values)} values"
+    named = len(runs) <= _NAMED_RUNS
+    return " · ".join(
+        f"{value} ({', '.join(names) if named else count(len(names), 'run')})"
+        for value, names in values.items()
+    )
+
+
+def _label(group: GroupSummary) -> str:
+    return ", ".join(map(_value, group.values.values()))
+
+
+def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
+    """Return the curves of the runs, or of the groups if there are any."""
+    texts = list(dict.fromkeys(run.held_out for run in report.runs))
+
+    def label(text: str, held_out: str) -> str:
+        return f"{text}, held-out text {texts.index(held_out) + 1}" if len(texts) > 1 else text
+
+    if report.by:
+        title = f"held-out loss by {' and '.join(report.by)}: mean and 95% interval"
+        curves = [
+            Curve(
+                label=label(f"{_label(group)} ({count(len(group.runs), 'run')})", group.held_out),
+                color=i,
+                x=group.curves[scale].x,
+                y=[one.mean for one in group.curves[scale].intervals],
+                low=[one.low for one in group.curves[scale].intervals if one.is_finite],
+                high=[one.high for one in group.curves[scale].intervals if one.is_finite],
+            )
+            for i, group in enumerate(report.groups)
+        ]
+    else:
+        title = "held-out loss"
+        curves = [
+            Curve(
+                label=label(run.name, run.held_out),
+                color=color,
+                x=getattr(run.curve, scale),
+                y=run.curve.bits_per_byte,
+            )
+            for run, color in zip(report.runs, report.configurations, strict=True)
+        ]
+    curves = [curve for curve in curves if curve.x]
+    end = max((curve.x[-1] for curve in curves), default=0)
+    unit, name = next(
+        (one for one in reversed(_UNITS[scale]) if one[0] * 2 <= end), _UNITS[scale][0]
+    )
+    return CurvePlot(
+        title=title,
+        x_name=name,
+        y_name="bits/byte",
+        curves=[_scaled(curve, unit) for curve in curves],
+    )
+
+
+def _scaled(curve: Curve, unit: float) -> Curve:
+    return Curve(**vars(curve) | {"x": [x / unit for x in curve.x]})
+
+
+def terminal_table(cells: Cells) -> Table:
+    """Return a table for a terminal."""
+    drawn = table(*cells.names, title=cells.title)
+    for row in cells.rows:
+        drawn.add_row(*(Text(one_line(cell)) for cell in row))
+    return drawn
+
+
+def markdown(report: ComparisonReport) -> str:
+    """Return the tables in Markdown."""
+    parts = []
+    for cells in comparison_tables(report):
+        rule = ["---:" if name.startswith(">") else "---" for name in cells.names]
+        rows = [[name.removeprefix(">") for name in cells.names], *cells.rows]
+        lines = [f"| {' | '.join(map(_markdown_text, row))} |" for row in rows]
+        parts.append(f"**{_markdown_text(cells.title)}**")
+        parts.append("\n".join([lines[0], f"| {' | '.join(rule)} |", *lines[1:]]))
+    parts += [_markdown_text(line) for line in comparison_remarks(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\`*_<>\[\]|&~#$])", r"\\\1", one_line(text))
+
+
+def latex(report: ComparisonReport) -> str:
+    """Return the tables for LaTeX with the package booktabs."""
+    parts = [r"% needs \usepackage{booktabs}"]
+    for cells in comparison_tables(report):
+        columns = "".join("r" if name.startswith(">") else "l" for name in cells.names)
+        rows = [[name.removeprefix(">") for name in cells.names], *cells.rows]
+        lines = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+        parts.append(
+            "\n".join(
+                [
+                    f"% {_latex_text(cells.title)}",
+                    rf"\begin{{tabular}}{{{columns}}}",
+                    r"\toprule",
+                    lines[0],
+                    r"\midrule",
+                    *lines[1:],
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                ]
+            )
+        )
+    parts += [f"% {one_line(line)}" for line in comparison_remarks(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex_text(text: str) -> str:
+    """Escape all that LaTeX would interpret; letters without a font become code points."""
+    return "".join(
+        _LATEX.get(c, c) if c <= _LAST_LATIN or c in _LATEX else f"U+{ord(c):04X}"
+        for c in one_line(text)
+    )
+
+
+def comparison_remarks(report: ComparisonReport) -> list[str]:
+    """Return the notes and warnings, for a file."""
+    return [*comparison_notes(report), *(f"warning: {line}" for line in report.warnings)]
+
+
+def comparison_rows(report: ComparisonReport, scale: Scale) -> Iterator[Iterable[object]]:
+    """Yield the header and the rows of a CSV: every evaluation of every run with the settings that
+    differ or, with groups, the points of their mean curves."""
+    if not report.by:
+        yield "run", *report.differing, "step", "tokens", "seconds", "flop", "bits_per_byte"
+        for run in report.runs:
+            values = [run.settings.get(name) for name in report.differing]
+            curve = run.curve
+            points = (curve.step, curve.token, curve.time, curve.flop, curve.bits_per_byte)
+            for point in zip(*points, strict=True):
+                yield run.name, *values, *point
+        return
+    yield *report.by, "runs", scale, "mean", "low", "high"
+    for group in report.groups:
+        curve_of_group = group.curves[scale]
+        for x, one in zip(curve_of_group.x, curve_of_group.intervals, strict=True):
+            ends = (one.low, one.high) if one.is_finite else (None, None)
+            yield *group.values.values(), one.n, x, one.mean, *ends

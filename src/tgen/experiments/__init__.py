@@ -1,0 +1,1 @@
+"""Experiments of several runs: comparison of runs."""

@@ -1,0 +1,260 @@
+"""Compare runs: what differs in their settings, and their held-out losses, alone and in groups.
+
+Nothing is written. A run that cannot be compared is left out with a warning.
+"""
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from tgen.config.option import suggest
+from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.experiments.intervals import mean_interval
+from tgen.experiments.run_summary import CHOSEN_BY_SPEED, summarize_run
+from tgen.reports.comparison import (
+    ComparisonReport,
+    GroupSummary,
+    MeanCurve,
+    MeanInterval,
+    RunSummary,
+    Scale,
+    TextScore,
+)
+from tgen.runs import saved_state
+
+_MAX_POINTS = 200  # of a group's curve
+_LISTED = 5  # names in a warning
+Score = Callable[[Sequence[RunSummary], Callable[[str], None]], Mapping[str, TextScore]]
+
+
+def compare_runs(
+    paths: Sequence[str | Path],
+    *,
+    by: Sequence[str] = (),
+    score: Score = lambda _, warn: {},  # noqa: ARG005
+) -> ComparisonReport:
+    """Return the comparison of the runs that `paths` name, the best first.
+
+    A path is the directory of a run, a directory of such directories, or a glob pattern. `by` are
+    settings whose values make the groups. `score` returns the scores of the models on a text by the
+    paths of their runs; it can add warnings. Raises UsageError for a path that does not exist, a
+    pattern that matches nothing and an unknown setting, TrainingError if no run is left.
+    """
+    folders, warnings = find_runs(paths)
+    runs = []
+    for folder, name in zip(folders, _names(folders), strict=True):
+        try:
+            runs.append(summarize_run(folder, name))
+        except TgenError as error:
+            warnings.append(f"{name} is left out: {error.message}")
+        except OSError as error:
+            warnings.append(f"{name} is left out: {error.strerror or error}")
+    if not runs:
+        raise TrainingError(warnings[-1], "name directories that `tgen train` wrote")
+    _check_settings(by, runs)
+    scores = score(runs, warnings.append)
+    runs = [replace(run, text=scores.get(run.path)) for run in runs]
+    texts = list(dict.fromkeys(run.held_out for run in runs))
+    runs.sort(key=lambda run: _rank(run, texts))
+    differing = _differing(runs)
+    columns = _columns(runs, differing)
+    return ComparisonReport(
+        runs=runs,
+        differing=differing,
+        columns=columns,
+        configurations=_configurations(runs, columns),
+        by=list(by),
+        groups=sorted(_groups(runs, by), key=lambda group: _group_rank(group, texts)),
+        warnings=[*warnings, *_warnings(runs, grouped=bool(by))],
+    )
+
+
+def _rank(run: RunSummary, texts: Sequence[str]) -> tuple[float, ...]:
+    """Return a key that sorts runs by their loss on one text."""
+    if run.text is not None:
+        return -1, 0, run.text.score.bits_per_byte or 0.0
+    return texts.index(run.held_out), run.best is None, run.best or 0.0
+
+
+def _group_rank(group: GroupSummary, texts: Sequence[str]) -> tuple[float, ...]:
+    """Return a key that sorts groups as `_rank` sorts runs."""
+    if group.text is not None:
+        return -1, 0, group.text.mean
+    return texts.index(group.held_out), group.best is None, group.best.mean if group.best else 0.0
+
+
+def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Return the directories of runs, each once, and warnings. Raises as `compare_runs`."""
+    found: dict[Path, Path] = {}  # by the path without links
+    warnings = []
+    for path in map(str, paths):
+        for folder in _expand(path):
+            key = folder.resolve()
+            if key in found:
+                warnings.append(f"{folder} is named twice: it counts once")
+            found.setdefault(key, folder)
+    return list(found.values()), list(dict.fromkeys(warnings))
+
+
+def _expand(path: str) -> Iterator[Path]:
+    """Yield the directories of runs that a path names."""
+    if os.path.lexists(path):
+        folder = Path(path)
+        if saved_state.has_run(folder):
+            yield folder
+        else:
+            inside = sorted(one for one in folder.glob("*") if saved_state.has_run(one))
+            yield from inside or [folder]
+        return
+    if not glob.has_magic(path):
+        raise UsageError(f"{path} does not exist", "name the directory of a run")
+    folders = [one for one in sorted(glob.glob(path, recursive=True)) if os.path.isdir(one)]
+    if not folders:
+        raise UsageError(f"no directory matches {path!r}", "check the pattern")
+    for one in folders:
+        yield from _expand(one)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the paths from the directory that all have in common."""
+    absolute = [os.path.abspath(folder) for folder in folders]
+    if len(absolute) < 2:
+        return [Path(one).name for one in absolute]
+    try:
+        common = os.path.commonpath([os.path.dirname(one) for one in absolute])
+    except ValueError:  # on several drives
+        return absolute
+    return [os.path.relpath(one, common) for one in absolute]
+
+
+def _check_settings(names: Sequence[str], runs: Sequence[RunSummary]) -> None:
+    """Raise UsageError for a setting that no run has."""
+    known = dict.fromkeys(name for run in runs for name in run.settings)
+    for name in names:
+        if name not in known:
+            hint = suggest(name, known) or f"choose one of {', '.join(known)}"
+            raise UsageError(f"--by {name}: not a setting of these runs", hint)
+
+
+def _differing(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the settings that are not equal in all runs.
+
+    With several families, what each family has by default is left out.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {name: {repr(run.settings.get(name)) for run in runs} for name in names}
+    implied = set.intersection(*(set(run.implied) for run in runs))
+    if len(values["family"]) == 1:
+        implied = set()
+    return [name for name in names if len(values[name]) > 1 and name not in implied]
+
+
+def _columns(runs: Sequence[RunSummary], differing: Sequence[str]) -> list[str]:
+    """Return the first settings that tell apart runs which those before do not."""
+    columns: list[str] = []
+    n_parts = 1
+    for name in differing:
+        n = len({_values(run, [*columns, name]) for run in runs})
+        if n > n_parts:
+            columns.append(name)
+            n_parts = n
+    return columns
+
+
+def _values(run: RunSummary, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the values of settings as a key."""
+    return tuple(repr(run.settings.get(name)) for name in names)
+
+
+def _configurations(runs: Sequence[RunSummary], columns: Sequence[str]) -> list[int]:
+    """Return a number per run, equal for runs that differ in nothing but chance and speed."""
+    names = [name for name in columns if name not in ("seed", *CHOSEN_BY_SPEED)]
+    keys = [_values(run, names) for run in runs]
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
+
+
+def _groups(runs: Sequence[RunSummary], by: Sequence[str]) -> Iterator[GroupSummary]:
+    """Yield the groups of finished runs with the same held-out text."""
+    members: dict[tuple[str, ...], list[RunSummary]] = {}
+    for run in runs if by else ():
+        if run.state == "finished":
+            members.setdefault((run.held_out, *_values(run, by)), []).append(run)
+    for group in members.values():
+        texts = [run.text.score.bits_per_byte for run in group if run.text is not None]
+        yield GroupSummary(
+            values={name: group[0].settings.get(name) for name in by},
+            held_out=group[0].held_out,
+            runs=[run.name for run in group],
+            n_parameters=_mean([run.n_parameters for run in group]),
+            steps=_mean([run.steps for run in group]),
+            tokens=_mean([run.tokens for run in group]),
+            seconds=_mean([run.seconds for run in group]),
+            flop=_mean([run.flop for run in group]),
+            best=_interval([run.best for run in group]),
+            final=_interval([run.final for run in group]),
+            text=_interval(texts),
+            curves={scale: _mean_curve(group, scale) for scale in get_args(Scale)},
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _interval(values: Sequence[float | None]) -> MeanInterval | None:
+    """Return the mean over all runs; None if one has no value."""
+    known = [value for value in values if value is not None]
+    return mean_interval(known) if known and len(known) == len(values) else None
+
+
+def _mean_curve(group: Sequence[RunSummary], scale: Scale) -> MeanCurve:
+    """Return the mean between the latest first and the earliest last evaluation.
+
+    Losses between two evaluations of a run are interpolated.
+    """
+    series = [(getattr(run.curve, scale), run.curve.bits_per_byte) for run in group]
+    if not all(x for x, _ in series):
+        return MeanCurve(x=[], intervals=[])
+    start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+    grid = np.unique([one for x, _ in series for one in x if start <= one <= end])
+    if len(grid) > _MAX_POINTS:
+        grid = np.linspace(start, end, _MAX_POINTS)
+    losses = np.array([np.interp(grid, x, y) for x, y in series]).reshape(len(series), -1)
+    return MeanCurve(x=grid.tolist(), intervals=[mean_interval(one) for one in losses.T.tolist()])
+
+
+def _warnings(runs: Sequence[RunSummary], *, grouped: bool) -> Iterator[str]:
+    """Yield what limits the comparison."""
+    if len(runs) == 1:
+        yield f"{runs[0].name} is the only run: nothing to compare it with"
+    texts: dict[str, list[str]] = {}
+    for run in runs:
+        if run.best is not None:
+            texts.setdefault(run.held_out, []).append(run.name)
+    if len(texts) > 1:
+        parts = "; ".join(_listed(names) for names in texts.values())
+        yield f"the held-out texts differ, so their losses cannot be compared: {parts}"
+    for state in ("stopped", "unfinished"):
+        if names := [run.name for run in runs if run.state == state]:
+            effect = ", so not in the means" if grouped else ""
+            words = "stopped before the end" if state == "stopped" else "not finished"
+            yield f"{words}{effect}: {_listed(names)}"
+    if names := [run.name for run in runs if run.best is None]:
+        yield f"without an evaluation on held-out text: {_listed(names)}"
+    if names := [run.name for run in runs if run.changed_corpus]:
+        yield f"the corpus was changed during the run, so its curve has two texts: {_listed(names)}"
+    for one, other in combinations(runs, 2):
+        if one.run_id == other.run_id:
+            yield f"{one.name} and {other.name} are copies of one run, not two results"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
