@@ -1,6 +1,7 @@
 """`tgen compare`: tables, files, a text, and errors."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -93,6 +94,22 @@ def test_text_is_scored_by_all_models_with_a_paired_test(run_here, trained, tmp_
     total = json.loads(scored.stdout.splitlines()[-1])
     assert other["text"]["difference"] == total["difference"]
     assert other["text"]["score"]["nats"] == total["nats"]
+
+
+def test_hostile_names_reach_no_terminal_and_no_file(run_here, finished_run, tmp_path):
+    name = os.fsdecode(b"a\x1b[31m\xff\n<b>")
+    for seed in (1, 2):
+        out = tmp_path / "runs" / f"{name}{seed}"
+        simulate_run(out, finished_run / "model", [2.0], seed=seed, state="stopped")
+    flags = ("--csv", "--svg", "--html", "--markdown", "--latex")
+    files = [word for flag in flags for word in (flag, f"x.{flag[2:]}")]
+    done = run_here("compare", "runs", *files, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b"\\u001b" in done.stdout
+    contents = [(tmp_path / f"x.{flag[2:]}").read_bytes() for flag in flags]
+    for content in (done.stdout, done.stderr, *contents):
+        assert b"\x1b" not in content
+        content.decode()
 
 
 @pytest.mark.parametrize(

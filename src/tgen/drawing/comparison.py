@@ -55,7 +55,7 @@ _LAST_LATIN = "\u017f"  # of the characters that LaTeX typesets without another 
 
 @dataclass(frozen=True)
 class Cells:
-    """A table as text; `>` before the name of a column right-aligns it."""
+    """A table as printable text; `>` before the name of a column right-aligns it."""
 
     title: str
     names: list[str]
@@ -108,7 +108,7 @@ def _runs(report: ComparisonReport) -> Cells:
     names += [">best", ">final"] + [">text", ">difference", ">p"] * has_text
     rows = []
     for run in report.runs:
-        row = [run.name, *(_value(run.settings.get(name)) for name in report.columns)]
+        row = [one_line(run.name), *(_value(run.settings.get(name)) for name in report.columns)]
         row += [run.state] * has_state + [str(texts.index(run.held_out) + 1)] * (len(texts) > 1)
         row += [_bits(run.best), _bits(run.final)] + _score(run.text) * has_text
         rows.append([*row, *_costs(run)])
@@ -183,7 +183,7 @@ def _value(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return one_line(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _spread(runs: Sequence[RunSummary], name: str) -> str:
@@ -193,7 +193,7 @@ def _spread(runs: Sequence[RunSummary], name: str) -> str:
     ordered = sorted(numbers) if len(numbers) == len(runs) else all_values
     values: dict[str, list[str]] = {_value(one): [] for one in ordered}
     for run in runs:
-        values[_value(run.settings.get(name))].append(run.name)
+        values[_value(run.settings.get(name))].append(one_line(run.name))
     if len(values) > _MAX_VALUES:
         if ordered is not all_values:
             return f"{_value(ordered[0])} to {_value(ordered[-1])}, {len(values)} values"
@@ -261,7 +261,7 @@ def terminal_table(cells: Cells) -> Table:
     """Return a table for a terminal."""
     drawn = table(*cells.names, title=cells.title)
     for row in cells.rows:
-        drawn.add_row(*(Text(one_line(cell)) for cell in row))
+        drawn.add_row(*map(Text, row))
     return drawn
 
 
@@ -279,7 +279,7 @@ def markdown(report: ComparisonReport) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    return re.sub(r"([\\`*_<>\[\]|&~#$])", r"\\\1", one_line(text))
+    return re.sub(r"([\\`*_<>\[\]|&~#$])", r"\\\1", text)
 
 
 def latex(report: ComparisonReport) -> str:
@@ -303,7 +303,7 @@ def latex(report: ComparisonReport) -> str:
                 ]
             )
         )
-    parts += [f"% {one_line(line)}" for line in comparison_remarks(report)]
+    parts += [f"% {line}" for line in comparison_remarks(report)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -311,13 +311,13 @@ def _latex_text(text: str) -> str:
     """Escape all that LaTeX would interpret; letters without a font become code points."""
     return "".join(
         _LATEX.get(c, c) if c <= _LAST_LATIN or c in _LATEX else f"U+{ord(c):04X}"
-        for c in one_line(text)
+        for c in text
     )
 
 
 def comparison_remarks(report: ComparisonReport) -> list[str]:
     """Return the notes and warnings, for a file."""
-    return [*comparison_notes(report), *(f"warning: {line}" for line in report.warnings)]
+    return [*comparison_notes(report), *(one_line(f"warning: {line}") for line in report.warnings)]
 
 
 def comparison_rows(report: ComparisonReport, scale: Scale) -> Iterator[Iterable[object]]:
@@ -326,15 +326,15 @@ def comparison_rows(report: ComparisonReport, scale: Scale) -> Iterator[Iterable
     if not report.by:
         yield "run", *report.differing, "step", "tokens", "seconds", "flop", "bits_per_byte"
         for run in report.runs:
-            values = [run.settings.get(name) for name in report.differing]
+            values = [_value(run.settings.get(name)) for name in report.differing]
             curve = run.curve
             points = (curve.step, curve.token, curve.time, curve.flop, curve.bits_per_byte)
             for point in zip(*points, strict=True):
-                yield run.name, *values, *point
+                yield one_line(run.name), *values, *point
         return
     yield *report.by, "runs", scale, "mean", "low", "high"
     for group in report.groups:
         curve_of_group = group.curves[scale]
         for x, one in zip(curve_of_group.x, curve_of_group.intervals, strict=True):
             ends = (one.low, one.high) if one.is_finite else (None, None)
-            yield *group.values.values(), one.n, x, one.mean, *ends
+            yield *map(_value, group.values.values()), one.n, x, one.mean, *ends

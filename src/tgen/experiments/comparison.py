@@ -143,15 +143,11 @@ def _check_settings(names: Sequence[str], runs: Sequence[RunSummary]) -> None:
 
 
 def _differing(runs: Sequence[RunSummary]) -> list[str]:
-    """Return the settings that are not equal in all runs.
-
-    With several families, what each family has by default is left out.
-    """
+    """Return the settings that are not equal in all runs, without those of the model that follow
+    from its family and shape in every run."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     values = {name: {repr(run.settings.get(name)) for run in runs} for name in names}
     implied = set.intersection(*(set(run.implied) for run in runs))
-    if len(values["family"]) == 1:
-        implied = set()
     return [name for name in names if len(values[name]) > 1 and name not in implied]
 
 

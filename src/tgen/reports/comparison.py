@@ -38,7 +38,7 @@ class RunSummary:
     run_id: str
     state: RunState
     settings: dict[str, Any]
-    implied: list[str]  # settings of the model that have the default of its family
+    implied: list[str]  # settings of the model that follow from its family and shape
     held_out: str  # identifies the held-out text
     changed_corpus: bool  # by --override
     n_parameters: int

@@ -4,7 +4,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tgen.drawing.comparison import SCALES, comparison_plot, comparison_remarks, comparison_tables
 from tgen.drawing.curve_files import svg
-from tgen.drawing.terminal_text import one_line
 from tgen.reports.comparison import ComparisonReport, Scale
 
 
@@ -17,5 +16,5 @@ def comparison_page(report: ComparisonReport, scale: Scale) -> str:
         plots={SCALES[one]: svg(plot) for one, plot in plots.items() if plot.curves},
         first=SCALES[scale],
         tables=comparison_tables(report),
-        remarks=list(map(one_line, comparison_remarks(report))),
+        remarks=comparison_remarks(report),
     )
