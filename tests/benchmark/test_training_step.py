@@ -28,6 +28,7 @@ def test_flops_equal_a_hand_count():
     # 2 FLOPs each, 3 times per step.
     attention = 2 * 4 * (16 + 16) * 2 * 3
     assert flops_per_token(config) == 6 * weights + attention
+    assert flops_per_token(config, frozen=True) == 4 * weights + attention
     doubled = ModelConfig.of("llama", **SHAPE | {"context_length": 16}, n_kv_heads=1)
     assert flops_per_token(doubled) == 6 * weights + 2 * attention
     wide = ModelConfig.of("llama", **SHAPE, n_kv_heads=1, head_dim=16)  # independent of d_model

@@ -44,6 +44,14 @@ def test_every_curve_has_a_letter_at_its_end_and_in_the_legend(n, width):
             assert figure.count(letter) == 1
 
 
+def test_any_number_can_be_drawn():
+    far = Curve(
+        label="a", color=0, x=[1, 500, 1000], y=[1e99, 2.0, 1.0], low=[-1e99] * 3, high=[1e99] * 3
+    )
+    lines = draw_curves(CurvePlot(title="", x_name="", y_name="", curves=[far]), width=80)
+    assert "A" in "".join(line.plain for line in lines[:20])
+
+
 def test_no_curve_is_an_empty_figure():
     assert draw_curves(plot(0), width=80) == []
 
@@ -74,6 +82,18 @@ def test_svg_has_every_point_label_and_interval():
 @pytest.mark.parametrize("n", [1, 5, 18, 60])
 def test_labels_beside_the_curves_do_not_overlap(n):
     layout = CurveLayout(plot(n), lambda text, _: 7.0 * len(text))
+    heights = sorted(box.y for box in layout.texts if "run-" in box.text)
+    assert all(b - a >= 14.9 for a, b in itertools.pairwise(heights))
+    assert heights[0] >= 50
+    assert heights[-1] <= layout.height - 40
+
+
+@pytest.mark.parametrize("crowd", [2.0, 3.0])
+def test_labels_of_a_crowd_stay_inside_the_picture(crowd):
+    ends = [5.0 - crowd, *(crowd + i / 1000 for i in range(20))]
+    curves = [Curve(label="run-", color=0, x=[1, 2], y=[2.5, end]) for end in ends]
+    crowded = CurvePlot(title="", x_name="", y_name="", curves=curves)
+    layout = CurveLayout(crowded, lambda text, _: 7.0 * len(text))
     heights = sorted(box.y for box in layout.texts if "run-" in box.text)
     assert all(b - a >= 14.9 for a, b in itertools.pairwise(heights))
     assert heights[0] >= 50

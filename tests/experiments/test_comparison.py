@@ -1,5 +1,6 @@
 """Runs compared: which are found, what differs, groups with intervals, and what is warned of."""
 
+import json
 import shutil
 
 import numpy as np
@@ -53,6 +54,15 @@ def test_summary_equals_the_record_and_the_log_of_a_real_run(finished_run):
     assert run.flop == run.tokens * flops_per_token(record.plan.model)
     assert run.settings["seed"] == record.plan.train.seed
     assert run.settings["d_model"] == 16
+
+
+def test_best_loss_is_that_of_the_whole_held_out_text_once_the_run_has_finished(make):
+    make("a", [3.0, 2.0], best=2.1)
+    folder = make("b", [3.0, 2.2], best=2.3, state="stopped").parent
+    assert [(run.best, run.final) for run in compare_runs([folder]).runs] == [
+        (2.1, 2.0),
+        (2.2, 2.2),
+    ]
 
 
 def test_directories_of_runs_and_patterns_name_runs(study):
@@ -133,6 +143,14 @@ def test_what_cannot_be_compared_is_left_out_with_a_line(make):
     with (folder / "line" / "training" / "log.jsonl").open("a") as file:
         file.write("nothing\n{}\n")
     make("no-step", [])
+    make("back")
+    with (folder / "back" / "training" / "log.jsonl").open("a") as file:
+        file.write(
+            json.dumps(
+                {"kind": "EvalReport", "step": 1, "seconds": 99, "loss": 1, "bits_per_byte": 1}
+            )
+            + "\n"
+        )
     make("infinite")
     with (folder / "infinite" / "training" / "log.jsonl").open("a") as file:
         file.write('{"kind": "StepReport", "step": 1e999}\n')
@@ -146,6 +164,7 @@ def test_what_cannot_be_compared_is_left_out_with_a_line(make):
         "damaged is left out: ",
         "line is left out: ",
         "no-step is left out: the training log has no steps yet",
+        "back is left out: training log: the evaluations are not in order",
         "infinite is left out: training log: invalid step",
         "other is left out: no training/run.json",
         "a is the only run",

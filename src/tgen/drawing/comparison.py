@@ -310,8 +310,7 @@ def latex(report: ComparisonReport) -> str:
 def _latex_text(text: str) -> str:
     """Escape all that LaTeX would interpret; letters without a font become code points."""
     return "".join(
-        _LATEX.get(c, c) if c <= _LAST_LATIN or c in _LATEX else f"U+{ord(c):04X}"
-        for c in text
+        _LATEX.get(c, c) if c <= _LAST_LATIN or c in _LATEX else f"U+{ord(c):04X}" for c in text
     )
 
 

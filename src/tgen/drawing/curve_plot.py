@@ -86,22 +86,19 @@ def draw_curves(plot: CurvePlot, *, width: int) -> list[Text]:
     canvas = Canvas(columns, _ROWS)
     x, y = plot.axes(2 * columns, 4 * _ROWS)
     marked: set[tuple[int, int]] = set()
-    for curve in reversed(plot.curves):
-        style = _STYLES[curve.color % len(_STYLES)]
-        for values in (curve.low, curve.high):
-            if len(values):
-                dots = np.arange(x.dot(curve.x[0]), x.dot(curve.x[-1]) + 1, _BAND_STEP)
-                ends = np.interp(dots, list(map(x.dot, curve.x)), list(map(y.dot, values)))
-                for dot, end in zip(dots.tolist(), ends.round().astype(int).tolist(), strict=True):
-                    canvas.dot(dot, end, style)
-        points = [(x.dot(a), y.dot(b)) for a, b in zip(curve.x, curve.y, strict=True)]
-        canvas.line(points, style)
-    for curve, letter in zip(plot.curves, plot.names(), strict=True):
-        points = [(x.dot(a), y.dot(b)) for a, b in zip(curve.x, curve.y, strict=True)]
-        cell = next((one for one in _cells_from_end(points) if one not in marked), None)
-        if cell and letter:
-            marked.add(cell)
-            canvas.mark(2 * cell[0], 4 * cell[1], letter, _STYLES[curve.color % len(_STYLES)])
+    styles = [_STYLES[curve.color % len(_STYLES)] for curve in plot.curves]
+    lines = [_dots(x, y, curve.x, curve.y) for curve in plot.curves]
+    for curve, line, style in reversed(list(zip(plot.curves, lines, styles, strict=True))):
+        for ends in (curve.low, curve.high):
+            for dot, row in _between(_dots(x, y, curve.x, ends), step=_BAND_STEP):
+                canvas.dot(dot, row, style)
+        canvas.line(line, style)
+    for line, letter, style in zip(lines, plot.names(), styles, strict=True):
+        dots = ((dot // 2, row // 4) for dot, row in _between(line, step=-2))
+        place = next((one for one in dots if 0 <= one[1] < _ROWS and one not in marked), None)
+        if place and letter:
+            marked.add(place)
+            canvas.mark(2 * place[0], 4 * place[1], letter, style)
     y_labels = {y.dot(tick) // 4: label for tick, label in tick_labels(y, 6).items()}
     x_labels = tick_labels(x, max(2, columns // 12))
     centers = [x.dot(tick) // 2 for tick in x_labels]
@@ -115,13 +112,18 @@ def draw_curves(plot: CurvePlot, *, width: int) -> list[Text]:
     ]
 
 
-def _cells_from_end(points: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the places of the visible characters of a curve, from its last point backward."""
-    xs, ys = zip(*points, strict=True)
-    for dot in range(xs[-1], xs[0] - 1, -2):
-        row = round(float(np.interp(dot, xs, ys))) // 4
-        if 0 <= row < _ROWS:
-            yield dot // 2, row
+def _dots(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> list[tuple[int, int]]:
+    return [(x.dot(a), y.dot(b)) for a, b in zip(xs, ys, strict=False)]
+
+
+def _between(points: Sequence[tuple[int, int]], *, step: int) -> Iterator[tuple[int, int]]:
+    """Yield dots of a line, every `step` from its start or, if negative, from its end."""
+    if points:
+        xs, ys = zip(*points, strict=True)
+        ends = (xs[0], xs[-1] + 1) if step > 0 else (xs[-1], xs[0] - 1)
+        for dot in range(*ends, step):
+            row = np.interp(dot, xs, list(map(float, ys)))  # any number of a log
+            yield dot, round(float(row.clip(-1, 4 * _ROWS)))
 
 
 def _legend(plot: CurvePlot, width: int) -> Iterator[Text]:

@@ -1,6 +1,8 @@
 """The summary of a run, from its record and its log; the weights are not read."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ def summarize_run(path: Path, name: str) -> RunSummary:
     record = RunRecord.from_dict(saved_state.load_record(path)[0])
     records = log.read(path)
     curves = training_curves(records)
+    _check_order(curves.evaluation_steps, curves.evaluation_seconds)
     plan = record.plan
     model = replace(plan.model, context_length=plan.context_length)
     per_token = flops_per_token(model, frozen=record.adapter is not None)
@@ -59,6 +62,13 @@ def summarize_run(path: Path, name: str) -> RunSummary:
             bits_per_byte=curves.evaluation_bits,
         ),
     )
+
+
+def _check_order(steps: Sequence[int], seconds: Sequence[float]) -> None:
+    """Raise TrainingError unless steps ascend from 0 and time does not go back."""
+    rising = all(a < b for a, b in pairwise([-1, *steps]))
+    if not rising or not all(a <= b for a, b in pairwise([0.0, *seconds])):
+        raise TrainingError("training log: the evaluations are not in order")
 
 
 def _state(records: list[dict[str, Any]]) -> RunState:

@@ -51,9 +51,17 @@ def test_curves_have_the_numbers_of_the_log():
     assert curves.tokens == 400 * 8 * 32
     assert curves.median_tokens_per_second == 1200.5
     assert curves.n_sessions == 1
+    assert curves.evaluation_tokens == [n * 8 * 32 for n in curves.evaluation_steps]
     without_evaluation = training_curves(log(3))
     assert without_evaluation.bits_per_nat is None
     assert without_evaluation.best_step is None
+
+
+def test_tokens_are_those_of_each_session():
+    resumed = {"kind": "PlanReport", "batch_size": 16, "context_length": 32, "resumed_at_step": 250}
+    curves = training_curves([*log(400, every=100), resumed])
+    assert curves.evaluation_tokens == [n * 8 * 32 for n in (100, 200, 350, 550)]
+    assert curves.tokens == 550 * 8 * 32
 
 
 @pytest.mark.parametrize("value", ["1.0", math.nan, [1], 1e200])

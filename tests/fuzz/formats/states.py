@@ -12,18 +12,20 @@ import tiny
 from fuzz.formats.safetensors import SafetensorsFile
 from fuzz.mutations import Mutator, dump
 from tgen import runs
+from tgen.cli.compare import print_comparison
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.inspect.training_curves import print_training_log
 from tgen.cli.train.progress import TrainingProgress
 from tgen.drawing.view_options import View
 from tgen.errors import TgenError
+from tgen.experiments.comparison import compare_runs
 from tgen.runs import ResumeRequest, manifest
 
 _FORGED = ("state.safetensors", "tokens.safetensors")  # their digests are made to fit
 
 
 class States:
-    """A run that was stopped, one of whose files is changed, is inspected and resumed."""
+    """A run that was stopped, one of whose files is changed, is inspected, compared and resumed."""
 
     prints = True
     starts_processes = False
@@ -95,12 +97,14 @@ class States:
         path.write_bytes(content)
 
     def read(self) -> None:
-        """Print the log, resume the run, stop after a step, and print its reports."""
+        """Print the log, compare the run, resume it, stop after a step, and print its reports."""
         for json_output in (False, True):
             with suppress(TgenError):
                 print_training_log(
                     self._out, InspectOptions(view=[View.training], json=json_output)
                 )
+        with suppress(TgenError):
+            print_comparison(compare_runs([self._out]))
         request = ResumeRequest(out=self._out, device="cpu", threads=1)
         with TrainingProgress(quiet=False, json_lines=False) as progress:
             for report in runs.resume(request, stopped=lambda: True):
