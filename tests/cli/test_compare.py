@@ -122,7 +122,7 @@ def test_hostile_names_reach_no_terminal_and_no_file(run_here, finished_run, tmp
         (["--x", "nothing"], ["runs"], "--x"),
         (["--json", "--svg", "x.svg"], ["runs"], "--json cannot be combined with --svg"),
         (["--svg", "x.svg", "--html", "./x.svg"], ["runs"], "same output file"),
-        (["--threads", "1"], ["runs"], "need --text"),
+        (["--threads", "1"], ["runs"], "cannot be used without --text"),
         (["--text", "nothing.txt"], ["runs"], "nothing.txt"),
     ],
 )

@@ -67,8 +67,8 @@ class CompareOptions:
             raise UsageError(f"--json cannot be combined with {min(self.files)}", "remove one")
         if self.engine != DEFAULT_ENGINE and not self.text:
             raise UsageError(
-                "--device, --threads, --dtype and --cache-dtype need --text",
-                "add --text FILE, or remove them: without a text, no model is loaded",
+                "--device, --threads, --dtype and --cache-dtype cannot be used without --text",
+                "add --text FILE, or remove them: otherwise no model is loaded",
             )
         check_output_files(self.files)
 
