@@ -63,10 +63,10 @@ def test_files_are_written_beside_the_tables(compare, tmp_path):
 
 
 def test_json_has_runs_groups_and_warnings(compare):
-    record = json.loads(compare("--by", "seed", "--json").stdout)
+    record = json.loads(compare("--by", "family,seed", "--json").stdout)
     assert record["schema"] == "tgen.compare/1"
     assert [run["name"] for run in record["runs"]][:2] == ["gpt2-1", "llama-1"]
-    assert record["groups"][0]["best"] == {"mean": 2.1, "half_width": 0.0, "n": 2}
+    assert record["groups"][0]["best"] == {"mean": 2.1, "half_width": None, "n": 1}
     assert record["warnings"] == []
 
 

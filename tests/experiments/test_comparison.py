@@ -175,16 +175,29 @@ def test_what_cannot_be_compared_is_left_out_with_a_line(make):
 
 
 def test_unfinished_runs_and_copies_are_named(make):
-    folder = make("a", state="unfinished").parent
-    make("b", state="stopped")
-    make("c")
+    folder = make("a", state="unfinished", seed=1).parent
+    make("b", state="stopped", seed=2)
+    make("c", seed=3)
     shutil.copytree(folder / "c", folder / "copy")
     lines = compare_runs([folder], by=["family"]).warnings
     assert lines == [
-        "stopped before the end, so not in the means: b",
-        "not finished, so not in the means: a",
-        "c and copy are copies of one run, not two results",
+        "stopped before the end: b",
+        "not finished: a",
+        "c and copy are the same run, not two results",
+        "not in the means, since they have not finished: a, b",
     ]
+
+
+def test_a_run_counts_once_in_a_mean_and_mixed_settings_are_named(make):
+    for name, settings in (("a", {}), ("b", {}), ("c", {"learning_rate": 0.01})):
+        folder = make(name, [2.0], run_id=name, **settings).parent
+    report = compare_runs([folder], by=["family"])
+    assert [group.runs for group in report.groups] == [["a", "c"]]
+    assert report.warnings == [
+        "a and b are the same run, not two results",
+        "learning_rate differs within a group: its interval is not that of chance alone",
+    ]
+    assert len(compare_runs([folder], by=["family", "learning_rate"]).warnings) == 1
 
 
 def test_unknown_setting_of_groups_is_an_error_with_a_hint(study):

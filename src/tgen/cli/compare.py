@@ -102,7 +102,7 @@ def compare(options: CompareOptions) -> None:
     from tgen.experiments.comparison import compare_runs
 
     score = _scorer(options) if options.text else None
-    report = compare_runs(options.runs, by=options.fields, **({"score": score} if score else {}))
+    report = compare_runs(options.runs, by=options.fields, score=score)
     print_comparison(report, options.x, options.files, json=options.json, quiet=options.quiet)
 
 

@@ -48,7 +48,7 @@ _NAMED_RUNS = 4  # up to so many, their names follow the values
 _LATEX = {
     "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "`": r"\`{}",
-    "±": r"$\pm$", "–": "--", "-": "{-}", "·": r"$\cdot$",
+    "±": r"$\pm$", "–": r"\textendash{}", "·": r"$\cdot$",
 } | {c: f"\\{c}" for c in "{}$&#%_"}  # fmt: skip
 _LAST_LATIN = "\u017f"  # of the characters that LaTeX typesets without another font
 
@@ -100,7 +100,7 @@ def comparison_notes(report: ComparisonReport) -> Iterator[str]:
 
 
 def _runs(report: ComparisonReport) -> Cells:
-    texts = list(dict.fromkeys(run.held_out for run in report.runs))
+    texts = _held_out_texts(report)
     has_text = any(run.text is not None for run in report.runs)
     has_state = any(run.state != "finished" for run in report.runs)
     names = ["run", *report.columns]
@@ -116,7 +116,7 @@ def _runs(report: ComparisonReport) -> Cells:
 
 
 def _groups(report: ComparisonReport) -> Cells:
-    texts = list(dict.fromkeys(group.held_out for group in report.groups))
+    texts = _held_out_texts(report)
     has_text = any(group.text is not None for group in report.groups)
     names = [*report.by, *[">held-out text"] * (len(texts) > 1), ">runs", ">best", ">final"]
     rows = [
@@ -132,6 +132,11 @@ def _groups(report: ComparisonReport) -> Cells:
     title = f"means by {' and '.join(report.by)}"
     n_keys = names.index(">runs")
     return Cells(title, [*names, *[">text"] * has_text, *_COSTS], rows, n_keys)
+
+
+def _held_out_texts(report: ComparisonReport) -> list[str]:
+    """Return the held-out texts, which are numbered in this order where there are several."""
+    return list(dict.fromkeys(run.held_out for run in report.runs))
 
 
 def _costs(one: RunSummary | GroupSummary) -> list[str]:
@@ -211,7 +216,7 @@ def _label(group: GroupSummary) -> str:
 
 def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
     """Return the curves of the runs, or of the groups if there are any."""
-    texts = list(dict.fromkeys(run.held_out for run in report.runs))
+    texts = _held_out_texts(report)
 
     def label(text: str, held_out: str) -> str:
         return f"{text}, held-out text {texts.index(held_out) + 1}" if len(texts) > 1 else text
@@ -309,9 +314,10 @@ def latex(report: ComparisonReport) -> str:
 
 def _latex_text(text: str) -> str:
     """Escape all that LaTeX would interpret; letters without a font become code points."""
-    return "".join(
+    escaped = "".join(
         _LATEX.get(c, c) if c <= _LAST_LATIN or c in _LATEX else f"U+{ord(c):04X}" for c in text
     )
+    return re.sub("-(?=-)", "-{}", escaped)  # no dash of two hyphens
 
 
 def comparison_remarks(report: ComparisonReport) -> list[str]:

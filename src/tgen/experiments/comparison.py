@@ -30,6 +30,7 @@ from tgen.runs import saved_state
 
 _MAX_POINTS = 200  # of a group's curve
 _LISTED = 5  # names in a warning
+_BY_CHANCE = ("seed", *CHOSEN_BY_SPEED)  # settings that differ between repetitions
 Score = Callable[[Sequence[RunSummary], Callable[[str], None]], Mapping[str, TextScore]]
 
 
@@ -37,7 +38,7 @@ def compare_runs(
     paths: Sequence[str | Path],
     *,
     by: Sequence[str] = (),
-    score: Score = lambda _, warn: {},  # noqa: ARG005
+    score: Score | None = None,
 ) -> ComparisonReport:
     """Return the comparison of the runs that `paths` name, the best first.
 
@@ -58,35 +59,38 @@ def compare_runs(
     if not runs:
         raise TrainingError(warnings[-1], "name directories that `tgen train` wrote")
     _check_settings(by, runs)
-    scores = score(runs, warnings.append)
+    scores = score(runs, warnings.append) if score else {}
     runs = [replace(run, text=scores.get(run.path)) for run in runs]
     texts = list(dict.fromkeys(run.held_out for run in runs))
-    runs.sort(key=lambda run: _rank(run, texts))
+    runs.sort(key=lambda run: _rank(texts, run.held_out, run.best, run.text_bits))
     differing = _differing(runs)
     columns = _columns(runs, differing)
+    members = _members(runs, by) if by else []
+    groups = [_summarize_group(group, by) for group in members]
+    groups.sort(key=lambda one: _rank(texts, one.held_out, *_means(one)))
     return ComparisonReport(
         runs=runs,
         differing=differing,
         columns=columns,
         configurations=_configurations(runs, columns),
         by=list(by),
-        groups=sorted(_groups(runs, by), key=lambda group: _group_rank(group, texts)),
-        warnings=[*warnings, *_warnings(runs, grouped=bool(by))],
+        groups=groups,
+        warnings=[*warnings, *_warnings(runs), *_group_warnings(runs, members, by, columns)],
     )
 
 
-def _rank(run: RunSummary, texts: Sequence[str]) -> tuple[float, ...]:
-    """Return a key that sorts runs by their loss on one text."""
-    if run.text is not None:
-        return -1, 0, run.text.score.bits_per_byte or 0.0
-    return texts.index(run.held_out), run.best is None, run.best or 0.0
+def _rank(
+    texts: Sequence[str], held_out: str, best: float | None, text: float | None
+) -> tuple[float, ...]:
+    """Return a key that sorts by the loss on the scored text or, without it, by held-out text."""
+    if text is not None:
+        return -1, 0, text
+    return texts.index(held_out), best is None, best or 0.0
 
 
-def _group_rank(group: GroupSummary, texts: Sequence[str]) -> tuple[float, ...]:
-    """Return a key that sorts groups as `_rank` sorts runs."""
-    if group.text is not None:
-        return -1, 0, group.text.mean
-    return texts.index(group.held_out), group.best is None, group.best.mean if group.best else 0.0
+def _means(group: GroupSummary) -> tuple[float | None, float | None]:
+    best, text = (None if one is None else one.mean for one in (group.best, group.text))
+    return best, text
 
 
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
@@ -170,34 +174,44 @@ def _values(run: RunSummary, names: Iterable[str]) -> tuple[str, ...]:
 
 def _configurations(runs: Sequence[RunSummary], columns: Sequence[str]) -> list[int]:
     """Return a number per run, equal for runs that differ in nothing but chance and speed."""
-    names = [name for name in columns if name not in ("seed", *CHOSEN_BY_SPEED)]
+    names = [name for name in columns if name not in _BY_CHANCE]
     keys = [_values(run, names) for run in runs]
     numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return [numbers[key] for key in keys]
 
 
-def _groups(runs: Sequence[RunSummary], by: Sequence[str]) -> Iterator[GroupSummary]:
-    """Yield the groups of finished runs with the same held-out text."""
+def _members(runs: Sequence[RunSummary], by: Sequence[str]) -> list[list[RunSummary]]:
+    """Return the finished runs with the same held-out text by their settings, copies once."""
     members: dict[tuple[str, ...], list[RunSummary]] = {}
-    for run in runs if by else ():
+    for run in runs:
         if run.state == "finished":
-            members.setdefault((run.held_out, *_values(run, by)), []).append(run)
-    for group in members.values():
-        texts = [run.text.score.bits_per_byte for run in group if run.text is not None]
-        yield GroupSummary(
-            values={name: group[0].settings.get(name) for name in by},
-            held_out=group[0].held_out,
-            runs=[run.name for run in group],
-            n_parameters=_mean([run.n_parameters for run in group]),
-            steps=_mean([run.steps for run in group]),
-            tokens=_mean([run.tokens for run in group]),
-            seconds=_mean([run.seconds for run in group]),
-            flop=_mean([run.flop for run in group]),
-            best=_interval([run.best for run in group]),
-            final=_interval([run.final for run in group]),
-            text=_interval(texts),
-            curves={scale: _mean_curve(group, scale) for scale in get_args(Scale)},
-        )
+            group = members.setdefault((run.held_out, *_values(run, by)), [])
+            if not any(_is_repeated(run, other) for other in group):
+                group.append(run)
+    return list(members.values())
+
+
+def _is_repeated(run: RunSummary, other: RunSummary) -> bool:
+    """Whether a run is a copy, or was repeated with the same seed and the same result."""
+    same = run.settings == other.settings and run.curve.bits_per_byte == other.curve.bits_per_byte
+    return run.run_id == other.run_id or (same and run.best is not None)
+
+
+def _summarize_group(group: Sequence[RunSummary], by: Sequence[str]) -> GroupSummary:
+    return GroupSummary(
+        values={name: group[0].settings.get(name) for name in by},
+        held_out=group[0].held_out,
+        runs=[run.name for run in group],
+        n_parameters=_mean([run.n_parameters for run in group]),
+        steps=_mean([run.steps for run in group]),
+        tokens=_mean([run.tokens for run in group]),
+        seconds=_mean([run.seconds for run in group]),
+        flop=_mean([run.flop for run in group]),
+        best=_interval([run.best for run in group]),
+        final=_interval([run.final for run in group]),
+        text=_interval([run.text_bits for run in group]),
+        curves={scale: _mean_curve(group, scale) for scale in get_args(Scale)},
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -226,7 +240,7 @@ def _mean_curve(group: Sequence[RunSummary], scale: Scale) -> MeanCurve:
     return MeanCurve(x=grid.tolist(), intervals=[mean_interval(one) for one in losses.T.tolist()])
 
 
-def _warnings(runs: Sequence[RunSummary], *, grouped: bool) -> Iterator[str]:
+def _warnings(runs: Sequence[RunSummary]) -> Iterator[str]:
     """Yield what limits the comparison."""
     if len(runs) == 1:
         yield f"{runs[0].name} is the only run: nothing to compare it with"
@@ -239,16 +253,33 @@ def _warnings(runs: Sequence[RunSummary], *, grouped: bool) -> Iterator[str]:
         yield f"the held-out texts differ, so their losses cannot be compared: {parts}"
     for state in ("stopped", "unfinished"):
         if names := [run.name for run in runs if run.state == state]:
-            effect = ", so not in the means" if grouped else ""
             words = "stopped before the end" if state == "stopped" else "not finished"
-            yield f"{words}{effect}: {_listed(names)}"
+            yield f"{words}: {_listed(names)}"
     if names := [run.name for run in runs if run.best is None]:
         yield f"without an evaluation on held-out text: {_listed(names)}"
     if names := [run.name for run in runs if run.changed_corpus]:
         yield f"the corpus was changed during the run, so its curve has two texts: {_listed(names)}"
     for one, other in combinations(runs, 2):
-        if one.run_id == other.run_id:
-            yield f"{one.name} and {other.name} are copies of one run, not two results"
+        if _is_repeated(one, other):
+            yield f"{one.name} and {other.name} are the same run, not two results"
+
+
+def _group_warnings(
+    runs: Sequence[RunSummary],
+    members: Sequence[Sequence[RunSummary]],
+    by: Sequence[str],
+    columns: Sequence[str],
+) -> Iterator[str]:
+    """Yield what limits the means."""
+    if not by:
+        return
+    if names := [run.name for run in runs if run.state != "finished"]:
+        yield f"not in the means, since they have not finished: {_listed(names)}"
+    for name in columns:
+        if name not in _BY_CHANCE and any(
+            len({_values(run, [name]) for run in group}) > 1 for group in members
+        ):
+            yield f"{name} differs within a group: its interval is not that of chance alone"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -51,6 +51,11 @@ class RunSummary:
     curve: LossCurve
     text: TextScore | None = None
 
+    @property
+    def text_bits(self) -> float | None:
+        """Bits per byte of the text that was scored."""
+        return None if self.text is None else self.text.score.bits_per_byte
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeanInterval:
