@@ -254,12 +254,8 @@ def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
         title=title,
         x_name=name,
         y_name="bits/byte",
-        curves=[_scaled(curve, unit) for curve in curves],
+        curves=[replace(curve, x=[x / unit for x in curve.x]) for curve in curves],
     )
-
-
-def _scaled(curve: Curve, unit: float) -> Curve:
-    return Curve(**vars(curve) | {"x": [x / unit for x in curve.x]})
 
 
 def terminal_table(cells: Cells) -> Table:
@@ -293,21 +289,10 @@ def latex(report: ComparisonReport) -> str:
     for cells in comparison_tables(report):
         columns = "".join("r" if name.startswith(">") else "l" for name in cells.names)
         rows = [[name.removeprefix(">") for name in cells.names], *cells.rows]
-        lines = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
-        parts.append(
-            "\n".join(
-                [
-                    f"% {_latex_text(cells.title)}",
-                    rf"\begin{{tabular}}{{{columns}}}",
-                    r"\toprule",
-                    lines[0],
-                    r"\midrule",
-                    *lines[1:],
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                ]
-            )
-        )
+        header, *lines = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+        begin = [f"% {_latex_text(cells.title)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+        end = [r"\bottomrule", r"\end{tabular}"]
+        parts.append("\n".join([*begin, header, r"\midrule", *lines, *end]))
     parts += [f"% {line}" for line in comparison_remarks(report)]
     return "\n\n".join(parts) + "\n"
 
@@ -332,14 +317,11 @@ def comparison_rows(report: ComparisonReport, scale: Scale) -> Iterator[Iterable
         yield "run", *report.differing, "step", "tokens", "seconds", "flop", "bits_per_byte"
         for run in report.runs:
             values = [_value(run.settings.get(name)) for name in report.differing]
-            curve = run.curve
-            points = (curve.step, curve.token, curve.time, curve.flop, curve.bits_per_byte)
-            for point in zip(*points, strict=True):
+            for point in zip(*vars(run.curve).values(), strict=True):
                 yield one_line(run.name), *values, *point
         return
     yield *report.by, "runs", scale, "mean", "low", "high"
     for group in report.groups:
-        curve_of_group = group.curves[scale]
-        for x, one in zip(curve_of_group.x, curve_of_group.intervals, strict=True):
+        for x, one in zip(*vars(group.curves[scale]).values(), strict=True):
             ends = (one.low, one.high) if one.is_finite else (None, None)
             yield *map(_value, group.values.values()), one.n, x, one.mean, *ends
