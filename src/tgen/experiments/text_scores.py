@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tgen.corpus import Corpus
-from tgen.errors import ModelError, TokenizerError
+from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.reports.comparison import RunSummary, TextScore
 from tgen.reports.number_format import count
@@ -23,8 +23,8 @@ def score_runs(
 ) -> dict[str, TextScore]:
     """Return the scores by the paths of the runs, one model in memory at a time.
 
-    Runs without a model, and those of which other bytes are scored, are left out with a warning.
-    Raises CorpusError as `score_documents` does.
+    Runs without a model, those whose model cannot read the text, and those of which other bytes are
+    scored, are left out with a warning.
     """
     length = max(run.settings["context_length"] for run in runs)
     scored: dict[str, ScoreTotals] = {}
@@ -44,7 +44,7 @@ def score_runs(
                 progress=update,
             )
             *_, report = reports
-        except (ModelError, TokenizerError) as error:
+        except TgenError as error:  # for example a word that its tokenizer lacks
             warn(f"{run.name} is not scored: {error.message}")
             continue
         assert isinstance(report, TotalReport)
