@@ -1,5 +1,6 @@
 """The models of several runs on one text, each compared with the best."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def score_runs(
                 totals=[totals],
                 progress=update,
             )
-            *_, report = reports
+            (report,) = deque(reports, maxlen=1)
         except TgenError as error:  # for example a word that its tokenizer lacks
             warn(f"{run.name} is not scored: {error.message}")
             continue
