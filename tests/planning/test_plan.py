@@ -13,7 +13,7 @@ from tgen.config import SIZES, ModelConfig, RopeScaling
 from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
-from tgen.planning.costs import MeasuredStep
+from tgen.planning.costs import MeasuredStep, n_parameters
 from tgen.planning.memory import rank_memory
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan, make_plan
@@ -87,6 +87,19 @@ def test_more_time_or_text_gives_larger_models_and_more_epochs_more_dropout():
     faster = plan(40_000_000, 10, flops_per_second=1e13).size
     assert ORDER.index(faster) > ORDER.index(plan(40_000_000, 10).size)
     assert plan(10**9, 1).train.dropout == 0 < plan(10_000, 100).train.dropout
+
+
+def test_plan_has_the_asked_number_of_parameters():
+    models = [
+        plan(400_000, family=family, parameters=250_000, vocab_size=2048)
+        for family in ("gpt2", "llama", "qwen3", "classic")
+    ]
+    for chosen in models:
+        assert abs(n_parameters(chosen.model) / 250_000 - 1) <= 0.02
+        (size,) = [choice for choice in chosen.choices if choice.name == "size"]
+        assert size.value == "250,000 parameters"
+        assert f"{n_parameters(chosen.model):,}" in size.why
+    assert len({chosen.size for chosen in models}) == 1
 
 
 def test_precision_is_the_faster_one_and_with_steps_that_of_the_device():

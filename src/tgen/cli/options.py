@@ -410,6 +410,15 @@ def parse_size(option_name: str, text: str) -> int:
     return n_bytes
 
 
+def parse_count(option_name: str, text: str) -> int:
+    """Parse 250k, 1.5M or 250000 into a number; raise UsageError for anything else."""
+    units = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMB]?)", text.strip().upper(), re.ASCII)
+    if not match:
+        raise UsageError(f"{option_name}: not a number (got {text!r})", "use, for example, 250k")
+    return round(float(match[1]) * units[match[2]])
+
+
 def parse_settings(settings: list[str]) -> dict[str, str]:
     """Parse FIELD=VALUE pairs; the last one wins. Raises UsageError for a pair without `=`."""
     pairs = {}

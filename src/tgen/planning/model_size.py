@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params
+from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params, n_parameters
 from tgen.planning.fine_tuning import MAX_MEMORIZED_ROWS, WINDOW
 from tgen.planning.memory import fitting_context
+from tgen.planning.shape import find_shape, nearest_size
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,
@@ -91,18 +92,26 @@ def choose_model(
     family: str,
     size: str | None,
     *,
+    parameters: int | None = None,
     train: TrainConfig,
     fields: Mapping[str, Any],
     inputs: PlanInputs,
 ) -> ModelChoice:
-    """Choose a new model: `size` and the model `fields` are the user's."""
+    """Choose a new model: `size` or `parameters`, and the model `fields` are the user's."""
+    if parameters is not None:
+        size = nearest_size(parameters, family, inputs.vocab_size)
     size, why_size = (size, EXPLICIT) if size else _choose_size(train, inputs, family)
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}", f"choose one of {', '.join(SIZES)}")
     shape: dict[str, Any] = {"tied_embeddings": False} if family in _UNTIED else {}
     shape |= {**SIZES[size], **fields, "vocab_size": inputs.vocab_size}
     context, why_context = _choose_context(ModelConfig.of(family, **shape), fields, inputs)
-    model = ModelConfig.of(family, **shape | {"context_length": context})
+    shape["context_length"] = context
+    if parameters is not None:
+        shape |= find_shape(family, parameters, shape)._asdict()
+    model = ModelConfig.of(family, **shape)
+    if parameters is not None:
+        size, why_size = f"{parameters:,} parameters", f"{EXPLICIT}; {n_parameters(model):,} fit"
     return ModelChoice(size, why_size, model, context, why_context)
 
 

@@ -80,6 +80,7 @@ def make_plan(
     *,
     family: str,
     size: str | None,
+    parameters: int | None = None,
     train: TrainConfig,
     model_fields: dict[str, Any],
     inputs: PlanInputs,
@@ -102,7 +103,9 @@ def make_plan(
         choice = keep_model(start_from, fields=model_fields, inputs=inputs)
     else:
         train = replace(train, optimizer=train.optimizer or "muon")
-        choice = choose_model(family, size, train=train, fields=model_fields, inputs=inputs)
+        choice = choose_model(
+            family, size, parameters=parameters, train=train, fields=model_fields, inputs=inputs
+        )
     run = PlannedRun(choice, train, inputs, precision, why_precision, start_from is not None)
     budget = choose_budget(run)
     config, choices = choose_hyperparameters(run, budget)

@@ -41,6 +41,7 @@ from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.fine_tuning import Base, cut_general, open_base, read_general, source_optimizer
 from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
+from tgen.planning.shape import nearest_size
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
@@ -220,7 +221,10 @@ def prepare(
     base, config = open_base(request, config)
     machine = yield from _measure_machine(device, config, base)
     fastest = max(machine.speed, machine.bfloat16_speed or 0.0)
-    max_bytes = usable_bytes(request.size, config, fastest, base.config)
+    size: str | None = request.size
+    if request.parameters is not None:
+        size = nearest_size(request.parameters)
+    max_bytes = usable_bytes(size, config, fastest, base.config)
     rank_sync.check_same_corpus(request.corpus)
     if not distributed.is_rank_zero():
         return _broadcast(None, device, base)
@@ -368,6 +372,7 @@ def _make_plan(
     plan = choose(inputs=inputs)
     if base.bundle is None and inputs.n_ranks == 1 and not request.is_estimate:
         yield PhaseReport(phase="measuring a training step")
+        parameters=request.parameters,
         inputs = replace(inputs, measured_step=_measure_step(plan, inputs, machine.device))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     return plan, inputs

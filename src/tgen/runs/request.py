@@ -19,7 +19,8 @@ _data = partial(option, panel="Data and tokenizer")
 _output = partial(option, panel="Output")
 _hardware = partial(option, panel="Hardware")
 _MANY_RANKS = "start many ranks with torchrun, or add --dry-run"
-_OF_BASE = "size family tokenizer vocab_size unk"  # fixed by the model to fine-tune
+_SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+_OF_BASE = "size parameters family tokenizer vocab_size unk"  # fixed by the model to fine-tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,16 @@ class RunRequest:
         "--from",
         metavar="NAME",
         excludes=_OF_BASE,
+    parameters: int | None = option(
+        None,
+        "Number of parameters, for example 250k or 1.5M; the plan chooses a shape within 2%.",
+        "--parameters",
+        metavar="N",
+        excludes="size",
+        shown_default="those of --size",
+        low=1,
+        high=10**12,
+    )
         hint="remove one of them: the model has its own",
     )
     adapter: Path | None = option(
@@ -187,6 +198,11 @@ class ResumeRequest:
     def __post_init__(self) -> None:
         check_ranges(self)
         TrainConfig(**self.settings)
+        if self.parameters is not None and (given := self.overrides.keys() & {*_SHAPE}):
+            raise UsageError(
+                f"--set {min(given)} cannot be combined with --parameters",
+                "remove one of them: --parameters chooses the shape",
+            )
         Reading(**self.reading)
         if self.reading and not self.corpus:
             name = next(iter(self.reading))

@@ -17,6 +17,7 @@ from tgen.cli.options import (
     json_option,
     make_command,
     nested,
+    parse_count,
     parse_settings,
     parse_size,
     quiet_option,
@@ -51,6 +52,7 @@ class TrainOptions:
         RunRequest,
         out=Reader(str, _read_out),
         overrides=Reader(list[str], parse_settings),
+        parameters=Reader(str, partial(parse_count, "--parameters")),
         device_memory=Reader(str, partial(parse_size, "--device-memory")),
     )
     dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
