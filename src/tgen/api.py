@@ -205,7 +205,7 @@ def train(
         return _reports(runs.resume(resumed, stopped=stopped))
     if override:
         raise UsageError("override needs resume", "pass resume=True")
-    if not request["corpus"]:
+    if not request["corpus"] and request.get("from_run") is None:
         raise UsageError("no corpus", "pass a corpus, or resume=True")
     started = RunRequest(train=TrainConfig(**config), reading=Reading(**reading), **request)
     return _reports(runs.start(started, stopped=stopped))

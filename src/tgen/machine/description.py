@@ -31,10 +31,20 @@ def _version(name: str) -> str:
         return ""
 
 
+def describe_cpu() -> dict[str, str]:
+    """Return the name of the CPU and the flags that Linux lists, "" if unknown."""
+    return {"cpu": _cpu_name(), "cpu_flags": _cpu_field("flags") or _cpu_field("Features")}
+
+
 def _cpu_name() -> str:
+    return _cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_field(name: str) -> str:
+    """Return a field of the first CPU in Linux's /proc/cpuinfo, or ""."""
     try:
         lines = files.read(Path("/proc/cpuinfo")).decode(errors="replace").splitlines()
     except TgenError:  # not Linux
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return ""
+    values = [line.split(":", 1)[1].strip() for line in lines if line.startswith(name)]
+    return values[0] if values else ""

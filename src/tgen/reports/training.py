@@ -1,6 +1,7 @@
 """Reports of a training run, and its curves."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class PlanReport:
     ranks: int
     parallel: str | None  # None: a single rank
     seed: int
+    corpus_sha256: str = ""
+    tokens_per_second: float = 0.0  # expected; 0: unknown
+    flops_per_token: int = 0  # of training
+    settings: dict[str, Any] = field(default_factory=dict)  # all of the run, see `TrainConfig`
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     scaling: ScalingReport | None = None  # with --ranks or --device-memory

@@ -89,7 +89,9 @@ def check_out_is_not_source(request: RunRequest) -> None:
 
 
 def _sources(request: RunRequest) -> Iterator[Path]:
-    """Yield the paths of --from and --adapter, and of their base models."""
+    """Yield the paths of --from-run, --from and --adapter, and of the base models."""
+    if request.from_run is not None:
+        yield request.from_run
     for name in (request.start_from, request.adapter):
         if name is not None:
             with suppress(TgenError):  # errors are raised when the model is opened

@@ -5,7 +5,7 @@ import platform
 import secrets
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,18 +30,24 @@ from tgen.machine.device import (
     set_threads,
 )
 from tgen.model.precision import computes_bfloat16
-from tgen.planning.costs import MeasuredStep, matmul_params, n_parameters, step_seconds
+from tgen.planning.costs import (
+    MeasuredStep,
+    flops_per_token,
+    matmul_params,
+    n_parameters,
+    step_seconds,
+)
 from tgen.planning.memory import fitting_context
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.multi_gpu import scaling_report
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
+from tgen.planning.shape import nearest_size
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.fine_tuning import Base, cut_general, open_base, read_general, source_optimizer
 from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
-from tgen.planning.shape import nearest_size
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
@@ -86,6 +92,8 @@ class PreparedRun:
     scaling: ScalingReport | None = None  # only if requested by a dry run
     baseline_text: tuple[Documents, Documents] | None = None  # to measure baselines on, until then
     index_text: Documents | None = None  # to index
+    # First step of the decay, and last step, of the run that is repeated
+    schedule: tuple[int, int] | None = None
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -104,6 +112,8 @@ class PreparedRun:
             parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
+        if self.schedule is not None:
+            state.progress.decay_start, state.progress.total_steps = self.schedule
         if self.record.start_from is not None and plan.tokens_per_second:
             n_tokens = plan.train.batch_size * plan.context_length
             state.progress.planned_step_seconds = n_tokens / plan.tokens_per_second
@@ -227,7 +237,7 @@ def prepare(
     max_bytes = usable_bytes(size, config, fastest, base.config)
     rank_sync.check_same_corpus(request.corpus)
     if not distributed.is_rank_zero():
-        return _broadcast(None, device, base)
+        return broadcast_run(None, device, base.weights, base.pairs)
     if request.general is not None:
         reading = PhaseProgress("reading the general text", 1)
         general = yield from reading.report(read_general(request.general, request.reading))
@@ -281,7 +291,7 @@ def prepare(
         baseline_text,
         training_documents(documents, record) if request.index else None,
     )
-    return _broadcast(prepared, device, base)
+    return broadcast_run(prepared, device, base.weights, base.pairs)
 
 
 def _measure_machine(
@@ -362,6 +372,7 @@ def _make_plan(
         make_plan,
         family=request.family,
         size=request.size,
+        parameters=request.parameters,
         train=config,
         model_fields=model_fields,
         start_from=base.config,
@@ -372,7 +383,6 @@ def _make_plan(
     plan = choose(inputs=inputs)
     if base.bundle is None and inputs.n_ranks == 1 and not request.is_estimate:
         yield PhaseReport(phase="measuring a training step")
-        parameters=request.parameters,
         inputs = replace(inputs, measured_step=_measure_step(plan, inputs, machine.device))
         plan = choose(inputs=replace(inputs, setup_seconds=time.monotonic() - started_at))
     return plan, inputs
@@ -389,7 +399,7 @@ def _record(
 ) -> RunRecord:
     """Return the record of a new run."""
     return RunRecord(
-        run_id=secrets.token_hex(8),
+        run_id=new_run_id(),
         corpus=request.corpus,
         corpus_sha256=documents.sha256,
         corpus_bytes=documents.n_bytes,
@@ -399,6 +409,7 @@ def _record(
         tokenizer_sha256=hashlib.sha256(text.tokenizer.json.encode()).hexdigest(),
         end_of_text=text.tokenizer.end_of_text,
         start_from=None if base.bundle is None else str(base.bundle.path.resolve()),
+        adapter_from=None if request.adapter is None else _absolute(request.adapter),
         inherited=text.inherited,
         plan=plan,
         baselines={},
@@ -417,6 +428,11 @@ def _record(
         detected_encodings=documents.detected_encodings,
         command=request.command,
     )
+
+
+def _absolute(path: Path) -> str:
+    """Return an absolute path, or the name of a model that is found by its name."""
+    return str(path.resolve() if path.exists() else path)
 
 
 def _scaling(
@@ -486,6 +502,10 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         ranks=distributed.ranks().world_size,
         parallel=prepared.parallel,
         seed=plan.train.seed,
+        corpus_sha256=record.corpus_sha256,
+        tokens_per_second=plan.tokens_per_second,
+        flops_per_token=flops_per_token(replace(model, context_length=plan.context_length)),
+        settings=asdict(plan.train),
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
         scaling=prepared.scaling,
@@ -535,10 +555,25 @@ def _baselines(train: bytes, val: bytes) -> dict[str, float]:
     }
 
 
-def _broadcast(prepared: PreparedRun | None, device: Device, base: Base) -> PreparedRun:
+def new_run_id() -> str:
+    """Return a random id of a run."""
+    return secrets.token_hex(8)
+
+
+def broadcast_run(
+    prepared: PreparedRun | None,
+    device: Device,
+    weights: Mapping[str, NDArray[Any]] | None,
+    pairs: Mapping[str, Pair] | None,
+) -> PreparedRun:
     """Broadcast rank 0's prepared run; the tokens of other ranks are empty."""
-    values = prepared and (prepared.record, prepared.tokenizer.json, prepared.parallel)
-    record, tokenizer, parallel = distributed.broadcast(values)
+    values = prepared and (
+        prepared.record,
+        prepared.tokenizer.json,
+        prepared.parallel,
+        prepared.schedule,
+    )
+    record, tokenizer, parallel, schedule = distributed.broadcast(values)
     if prepared is not None:
         return prepared
     n_rows = record.plan.model.vocab_size
@@ -549,7 +584,8 @@ def _broadcast(prepared: PreparedRun | None, device: Device, base: Base) -> Prep
         _NO_TOKENS,
         _NO_TOKENS,
         device,
-        base.weights,
-        base.pairs,
+        weights,
+        pairs,
         parallel=parallel,
+        schedule=schedule,
     )

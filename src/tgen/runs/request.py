@@ -3,7 +3,7 @@
 Does not import torch: it is imported once the run is locked.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,13 @@ _hardware = partial(option, panel="Hardware")
 _MANY_RANKS = "start many ranks with torchrun, or add --dry-run"
 _SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 _OF_BASE = "size parameters family tokenizer vocab_size unk"  # fixed by the model to fine-tune
+_OF_RUN = " ".join(  # settings of the run to repeat
+    [
+        f"{_OF_BASE} start_from adapter general overrides chat template ngrams compile",
+        "n_ranks device_memory",
+        *(one.name for one in (*fields(TrainConfig), *fields(Reading))),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +54,6 @@ class RunRequest:
         metavar="SIZE",
         shown_default="chosen by the plan",
     )
-    # Families that the command line does not offer can be trained from Python.
-    family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family", check_choices=False)
-    start_from: Path | None = option(
-        None,
-        "Model to fine-tune (path or name), with its tokenizer and shape; with --resume, the base "
-        "of a LoRA run, if it has moved.",
-        "--from",
-        metavar="NAME",
-        excludes=_OF_BASE,
     parameters: int | None = option(
         None,
         "Number of parameters, for example 250k or 1.5M; the plan chooses a shape within 2%.",
@@ -66,6 +64,15 @@ class RunRequest:
         low=1,
         high=10**12,
     )
+    # Families that the command line does not offer can be trained from Python.
+    family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family", check_choices=False)
+    start_from: Path | None = option(
+        None,
+        "Model to fine-tune (path or name), with its tokenizer and shape; with --resume, the base "
+        "of a LoRA run, if it has moved.",
+        "--from",
+        metavar="NAME",
+        excludes=_OF_BASE,
         hint="remove one of them: the model has its own",
     )
     adapter: Path | None = option(
@@ -83,6 +90,15 @@ class RunRequest:
         metavar="FILE",
         shown_default="short texts that the base model writes",
         needs="start_from adapter",
+    )
+    from_run: Path | None = option(
+        None,
+        "Run to repeat (model directory): the same corpus, settings and number of steps; on the "
+        "same machine, the same weights.",
+        "--from-run",
+        metavar="DIR",
+        excludes=_OF_RUN,
+        hint="remove one of them: the run has its own settings",
     )
     overrides: dict[str, str] = option(
         default_factory=dict,
@@ -173,6 +189,11 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.parameters is not None and (given := self.overrides.keys() & {*_SHAPE}):
+            raise UsageError(
+                f"--set {min(given)} cannot be combined with --parameters",
+                "remove one of them: --parameters chooses the shape",
+            )
 
     @property
     def is_estimate(self) -> bool:
@@ -198,11 +219,6 @@ class ResumeRequest:
     def __post_init__(self) -> None:
         check_ranges(self)
         TrainConfig(**self.settings)
-        if self.parameters is not None and (given := self.overrides.keys() & {*_SHAPE}):
-            raise UsageError(
-                f"--set {min(given)} cannot be combined with --parameters",
-                "remove one of them: --parameters chooses the shape",
-            )
         Reading(**self.reading)
         if self.reading and not self.corpus:
             name = next(iter(self.reading))

@@ -243,12 +243,12 @@ def resume_notes(
         notes.append(
             f"the run ended at step {progress.step:,}; add --override --steps N to continue"
         )
-    if difference := _environment_diff(saved.environment, environment):
+    if difference := environment_diff(saved.environment, environment):
         notes.append(f"results may differ from an uninterrupted run: {difference}")
     return notes
 
 
-def _environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """List the differences of two environments; if empty, the run resumes bit for bit."""
     old = {"ranks": 1, **old}
     return ", ".join(
@@ -267,7 +267,7 @@ def retokenize(
 
     Raise TrainingError if the tokens do not match run.json.
     """
-    again = yield from _tokenize_again(out, text, record, tokenizer)
+    again = yield from tokenize_again(text, record, tokenizer, folder=run_state.folder(out))
     name = tokens_entry.get("name", run_state.TOKENS_FILE)
     tokens = corpus.token_arrays(again.train, again.val)
     if run_state.save_tokens(out, record.to_dict(), tokens, name=name) != tokens_entry:
@@ -277,11 +277,11 @@ def retokenize(
         )
 
 
-def _tokenize_again(
-    out: Path, text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer
+def tokenize_again(
+    text: corpus.Corpus, record: RunRecord, tokenizer: Tokenizer, *, folder: Path | None
 ) -> Generator[PhaseReport, None, PreparedText]:
-    """Tokenize a corpus as the run in `out` did."""
-    config, folder = record.plan.train, run_state.folder(out)
+    """Tokenize a corpus as the run of the record did, with temporary files in `folder`."""
+    config = record.plan.train
     if record.chat is not None:
         return (
             yield from tokenize_rows(
@@ -327,7 +327,7 @@ def tokenize_new_corpus(
             f"new corpus has {'conversations' if text.is_chat else 'text'}",
             "start a new run with another --out",
         )
-    again = yield from _tokenize_again(out, text, record, tokenizer)
+    again = yield from tokenize_again(text, record, tokenizer, folder=run_state.folder(out))
     n_tokens = len(again.train.ids)
     is_short = n_tokens <= record.plan.context_length and not record.plan.ends_when_learned
     if record.chat is None and (is_short or again.train_bytes == 0):

@@ -137,6 +137,9 @@ class RunRecord:
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
     reading: Reading | None = None  # how files are read; None: as before it was recorded
     detected_encodings: dict[str, str] = field(default_factory=dict)  # by file
+    adapter_from: str | None = None  # path or name of the adapter that the run continues
+    start_sha256: str = ""  # of the weights before the first step, in fine-tuning
+    environment: dict[str, Any] = field(default_factory=dict)  # versions, CPU and its flags
 
     @property
     def end_ids(self) -> list[int]:

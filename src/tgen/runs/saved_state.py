@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,19 +165,30 @@ def save_tokens(
     out: Path, run: Mapping[str, Any], tokens: Mapping[str, Array], *, name: str = TOKENS_FILE
 ) -> dict[str, Any]:
     """Write a run's tokens block by block; return the file's entry for run.json."""
+    entry: dict[str, Any] = {} if name == TOKENS_FILE else {"name": name}
+    files.publish(folder(out) / name, _token_blocks(run, tokens, entry))
+    return entry
+
+
+def describe_tokens(run: Mapping[str, Any], tokens: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the entry of `save_tokens` without writing a file."""
+    entry: dict[str, Any] = {}
+    for _ in _token_blocks(run, tokens, entry):
+        pass
+    return entry
+
+
+def _token_blocks(
+    run: Mapping[str, Any], tokens: Mapping[str, Array], entry: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield the blocks of a file of tokens; then add its size and digest to `entry`."""
     digest, n_bytes = hashlib.sha256(), 0
-
-    def count_blocks() -> Iterator[bytes]:
-        nonlocal n_bytes
-        sources = {key: run[key] for key in ("corpus_sha256", "tokenizer_sha256")}
-        for block in safetensors_file.serialize_vectors(tokens, {"format": "pt", **sources}):
-            digest.update(block)
-            n_bytes += len(block)
-            yield block
-
-    files.publish(folder(out) / name, count_blocks())
-    entry = {"bytes": n_bytes, "sha256": digest.hexdigest()}
-    return entry if name == TOKENS_FILE else {"name": name, **entry}
+    sources = {key: run[key] for key in ("corpus_sha256", "tokenizer_sha256")}
+    for block in safetensors_file.serialize_vectors(tokens, {"format": "pt", **sources}):
+        digest.update(block)
+        n_bytes += len(block)
+        yield block
+    entry |= {"bytes": n_bytes, "sha256": digest.hexdigest()}
 
 
 def drop_other_tokens(out: Path, tokens_entry: Mapping[str, Any]) -> None:
@@ -320,6 +332,16 @@ def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> Saved
             f"no training state in {out} can be read: {'; '.join(damaged[:5])}",
             recovery_hint(out),
         )
+    return None
+
+
+def newest_counters(out: Path, *, run_id: str) -> SavedState | None:
+    """Return the newest intact state without its arrays, and leave damaged ones as they are."""
+    for path in reversed(_states(out)):
+        with suppress(ModelError, KeyError):
+            values = manifest.read(path)
+            if values["run"] == run_id:
+                return SavedState(values["progress"], {}, values["made_by"], [])
     return None
 
 

@@ -1,11 +1,13 @@
 """Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
+import hashlib
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tgen import corpus, distributed
@@ -13,6 +15,7 @@ from tgen.config.reading import Reading
 from tgen.config.training import Parallel
 from tgen.corpus import Tokens
 from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.machine.description import describe_cpu
 from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
@@ -23,6 +26,7 @@ from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forgetting import measure_before
 from tgen.runs.output_folder import own_files
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
+from tgen.runs.repeat import prepare_again
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
     apply_overrides,
@@ -56,7 +60,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     if request.index:
         check_index_is_supported()
     out, is_rank_zero = request.out, distributed.is_rank_zero()
-    prepared = yield from prepare(request, folder=run_state.folder(out))
+    make = prepare if request.from_run is None else prepare_again
+    prepared = yield from make(request, folder=run_state.folder(out))
     # The tokens of other ranks are empty so far.
     plan = distributed.broadcast(plan_report(out, prepared) if is_rank_zero else None)
     yield plan
@@ -72,11 +77,15 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         if record.adapter is not None and prepared.weights is not None:
             adapter, weights = dequantize_base(record.adapter, prepared.weights)
             record = replace(record, adapter=adapter)
-            prepared = replace(prepared, record=record, weights=weights)
+            prepared = replace(prepared, weights=weights)
             del weights
+        record = replace(record, environment=prepared.environment() | describe_cpu())
         state = prepared.new_state()
         yield PhaseReport(phase="saving the first checkpoint")
         arrays = state.to_arrays()
+        if is_rank_zero and record.start_from is not None:
+            record = _check_start(record, arrays)
+        prepared = replace(prepared, record=record)
         if is_rank_zero:
             distributed.set_mark(record.run_id)  # before run.json, which marks a complete run
             tokens_entry = run_state.create_run(
@@ -106,9 +115,25 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         yield from Trainer(out, prepared, log, stopped).run(state)
 
 
+def _check_start(record: RunRecord, arrays: Mapping[str, NDArray[Any]]) -> RunRecord:
+    """Return the record with the digest of the weights that fine-tuning starts from; raise
+    TrainingError if a run that is repeated started from others."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    if record.start_sha256 not in ("", digest.hexdigest()):
+        raise TrainingError(
+            f"the model {record.adapter_from or record.start_from} has changed since the run "
+            "started from it",
+            "restore the model, or fine-tune the new one: --from instead of --from-run",
+        )
+    return replace(record, start_sha256=digest.hexdigest())
+
+
 def dry_run(request: RunRequest) -> Iterator[PhaseReport | PlanReport]:
     """See `runs.dry_run_reports`."""
-    prepared = yield from prepare(request, folder=None)
+    make = prepare if request.from_run is None else prepare_again
+    prepared = yield from make(request, folder=None)
     yield plan_report(request.out, prepared)
 
 

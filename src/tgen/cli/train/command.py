@@ -75,7 +75,7 @@ class TrainOptions:
     quiet: bool = quiet_option()
 
     def __post_init__(self) -> None:
-        if not (self.resume or self.paths):
+        if not (self.resume or self.paths or "from_run" in self.run):
             raise UsageError("no corpus", "name a text file, or - for stdin")
 
     @property
@@ -86,7 +86,9 @@ class TrainOptions:
     @property
     def out(self) -> Path:
         """The directory to write."""
-        return self.run.get("out") or _default_output(self.paths)
+        source: Path | None = self.run.get("from_run")
+        repeated = Path("models") / f"{source.resolve().name}-repeated" if source else None
+        return self.run.get("out") or repeated or _default_output(self.paths)
 
     def run_request(self, *, began: float) -> RunRequest:
         """Return the request for a new run, whose minutes count from `began`."""
@@ -113,13 +115,15 @@ def _default_output(corpus: list[str]) -> Path:
     if not corpus:
         hint = "name a text file, or - for stdin; with --resume, pass --out"
         raise UsageError("no corpus", hint)
-    first = corpus[0]
-    if first == "-":
-        return Path("models") / "stdin"
-    path = Path(first)
-    is_pattern = any(mark in first for mark in "*?[") and not path.exists()
+    return Path("models") / ("stdin" if corpus[0] == "-" else default_name(corpus[0]))
+
+
+def default_name(corpus: str) -> str:
+    """Return the name of a directory for results of a corpus."""
+    path = Path(corpus)
+    is_pattern = any(mark in corpus for mark in "*?[") and not path.exists()
     name = "corpus" if is_pattern else (path.stem or path.resolve().name)
-    return Path("models") / (name.lstrip(".") or "corpus")
+    return name.lstrip(".") or "corpus"
 
 
 def train(options: TrainOptions) -> None:

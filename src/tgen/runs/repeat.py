@@ -1,0 +1,153 @@
+"""A run repeated from the record of another: the same text, tokens, settings and steps.
+
+A run with --minutes ends by the clock, so the repetition takes the steps that it took, and decays
+the learning rate from the same one. On the same machine, its weights are the same bits.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tgen import corpus, distributed
+from tgen.config.reading import Reading
+from tgen.config.training import TrainConfig
+from tgen.errors import TrainingError
+from tgen.lora import adapter as adapters
+from tgen.lora import model_with_adapter
+from tgen.lora.matrices import Pair
+from tgen.machine.device import choose_device, n_threads, set_threads
+from tgen.reports.training import PhaseReport
+from tgen.runs import rank_sync
+from tgen.runs import saved_state as run_state
+from tgen.runs.fine_tuning import load_base
+from tgen.runs.output_folder import own_files
+from tgen.runs.prepare import PreparedRun, broadcast_run, new_run_id
+from tgen.runs.request import RunRequest
+from tgen.runs.resuming import environment_diff, load_progress, load_tokenizer, tokenize_again
+from tgen.runs.run_record import RunRecord
+from tgen.runs.text_sources import training_documents
+from tgen.runs.tokenizing import PhaseProgress
+
+
+def prepare_again(
+    request: RunRequest, *, folder: Path | None
+) -> Generator[PhaseReport, None, PreparedRun]:
+    """Prepare the run of `request.from_run` once more, as `prepare` does a new one.
+
+    Raise TrainingError if it has not ended, if its settings were changed on the way, or if the
+    corpus or the base model has changed.
+    """
+    source = request.from_run
+    assert source is not None
+    old, tokens_entry, schedule, environment = _read_run(source)
+    device = choose_device(old.device if request.device == "auto" else request.device)
+    rank_sync.check_same_software(device)
+    memory = rank_sync.min_rank_memory(device)
+    set_threads(request.threads or (None if distributed.launched() else old.threads))
+    weights, pairs = yield from _load_base(old)
+    train = replace(old.plan.train, steps=schedule[1], minutes=TrainConfig.minutes, max_steps=None)
+    choices = [choice for choice in old.plan.choices if choice.name != "steps"]
+    record = replace(
+        old,
+        run_id=new_run_id(),
+        corpus=request.corpus or old.corpus,
+        plan=replace(old.plan, train=train, choices=choices, notes=[]),
+        device=device.type,
+        threads=n_threads() * distributed.ranks().local_world_size,
+        tensorboard=request.tensorboard,
+        index=request.index,
+        command=request.command,
+    )
+    rank_sync.check_same_corpus(record.corpus)
+    if not distributed.is_rank_zero():
+        return broadcast_run(None, device, weights, pairs)
+    text = yield from PhaseProgress("reading the corpus", 1).report(
+        corpus.read_in_steps(
+            record.corpus,
+            chat=old.chat is not None,
+            own_files=own_files,
+            reading=old.reading or Reading(),
+            known_encodings=old.detected_encodings,
+        )
+    )
+    if text.sha256 != old.corpus_sha256:
+        raise TrainingError(
+            f"the corpus has changed since the run in {source} ({text.n_bytes:,} bytes, "
+            f"previously {old.corpus_bytes:,})",
+            f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}",
+        )
+    tokenizer = load_tokenizer(source, old)
+    again = yield from tokenize_again(text, old, tokenizer, folder=folder)
+    tokens = corpus.token_arrays(again.train, again.val)
+    if run_state.describe_tokens(old.to_dict(), tokens) != tokens_entry:
+        raise TrainingError(
+            f"the corpus does not produce the tokens of the run in {source}",
+            "check the version of the tokenizers library in training/run.json",
+        )
+    frozen = None
+    if old.adapter is not None and weights is not None:
+        frozen = old.adapter.frozen_model(old.plan.model, weights)
+    prepared = PreparedRun(
+        record,
+        tokenizer,
+        again.train,
+        again.val,
+        device,
+        weights,
+        pairs,
+        run_state.load_general(source),
+        rank_sync.resolve_parallel(record.plan, device, memory, request.parallel, frozen=frozen),
+        index_text=training_documents(text, record) if request.index else None,
+        schedule=schedule,
+    )
+    if difference := environment_diff(environment, prepared.environment()):
+        record.plan.notes.append(f"the weights may differ from those in {source}: {difference}")
+    return broadcast_run(prepared, device, weights, pairs)
+
+
+def _read_run(
+    source: Path,
+) -> tuple[RunRecord, Mapping[str, Any], tuple[int, int], Mapping[str, Any]]:
+    """Return a run's record, tokens entry, schedule (see `PreparedRun`) and environment."""
+    if not run_state.is_run(source):
+        raise TrainingError(
+            f"--from-run: {source} contains no run", "name a directory that tgen train has written"
+        )
+    values, tokens_entry = run_state.load_record(source)
+    record = RunRecord.from_dict(values)
+    if record.overridden:
+        raise TrainingError(
+            f"the run in {source} cannot be repeated: its settings were changed "
+            f"{record.overridden[0]}",
+            "start a new run with the options that you want",
+        )
+    saved = run_state.newest_counters(source, run_id=record.run_id)
+    progress = load_progress(saved, record) if saved else None
+    if not saved or not progress or progress.total_steps is None or progress.decay_start is None:
+        raise TrainingError(
+            f"the run in {source} has not ended: its number of steps is unknown",
+            f"resume it first: tgen train --resume --out {source}",
+        )
+    return record, tokens_entry, (progress.decay_start, progress.total_steps), saved.environment
+
+
+def _load_base(
+    record: RunRecord,
+) -> Generator[
+    PhaseReport, None, tuple[Mapping[str, NDArray[Any]] | None, Mapping[str, Pair] | None]
+]:
+    """Return the weights that the run started from, and the adapter that it continued."""
+    if record.start_from is None:
+        return None, None
+    yield PhaseReport(phase="loading the model")
+    if record.adapter is None:
+        return model_with_adapter.load(Path(record.start_from)).arrays, None
+    _, weights = load_base(record.adapter)
+    pairs = None
+    if record.adapter_from is not None:
+        path = adapters.find_adapter(record.adapter_from)
+        pairs = adapters.read(path, record.plan.model).pairs
+    return weights, pairs

@@ -1,0 +1,143 @@
+"""Runs repeated from their record: the same weights, or an error that says what has changed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from support.models import TEXT
+from support.runs import load_run, request, resume
+from tgen import runs
+from tgen.config.training import TrainConfig
+from tgen.errors import CorpusError, TrainingError, UsageError
+from tgen.reports.training import DoneReport, PlanReport
+from tgen.runs import RunRequest
+from tgen.training import schedule
+
+
+def repeat(folder, name="again", of="model", **values):
+    return list(runs.start(RunRequest(out=folder / name, from_run=folder / of, **values)))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let a run of a second take steps."""
+    monkeypatch.setattr(schedule, "EXIT_SECONDS", 0)
+
+
+def weights(folder, name):
+    return (folder / name / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"train": TrainConfig(minutes=0.02)},
+        {
+            "train": TrainConfig(steps=30),
+            "overrides": {"patience": "1", "matrix_learning_rate": "3"},
+        },
+        {"train": TrainConfig(steps=6, val_fraction=0), "ngrams": True},
+    ],
+    ids=["steps", "minutes", "early stopping", "nothing held out"],
+)
+@pytest.mark.usefixtures("short")
+def test_repeated_run_has_the_same_weights(tmp_path, values):
+    done = list(runs.start(request(tmp_path, **values)))[-1]
+    assert done.step > 4
+    again = repeat(tmp_path)
+    assert isinstance(done, DoneReport)
+    assert isinstance(again[-1], DoneReport)
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
+    assert again[-1].best_bits_per_byte == done.best_bits_per_byte
+    assert [report.notes for report in again if isinstance(report, PlanReport)] == [[]]
+    assert load_run(tmp_path / "again")[0]["plan"]["train"]["steps"] == done.step
+    assert repeat(tmp_path, "third", of="again")
+    assert weights(tmp_path, "third") == weights(tmp_path, "model")
+
+
+@pytest.mark.usefixtures("short")
+def test_repeated_run_resumes_to_the_same_weights(tmp_path):
+    list(runs.start(request(tmp_path, train=TrainConfig(minutes=0.02))))
+    stops = iter([False, True])
+    again = RunRequest(out=tmp_path / "again", from_run=tmp_path / "model")
+    done = list(runs.start(again, stopped=lambda: next(stops)))[-1]
+    assert not done.finished
+    list(resume(tmp_path / "again"))
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
+
+
+def test_record_names_versions_and_cpu(tmp_path):
+    list(runs.start(request(tmp_path)))
+    record = load_run(tmp_path / "model")[0]
+    assert len(record["corpus_sha256"]) == len(record["tokenizer_sha256"]) == 64
+    environment = record["environment"]
+    assert {"tgen", "torch", "numpy", "python", "threads", "processor", "cpu", "cpu_flags"} <= {
+        name for name, value in environment.items() if value != ""
+    }
+
+
+def test_changed_corpus_is_refused_and_an_unchanged_copy_is_not(tmp_path):
+    list(runs.start(request(tmp_path)))
+    (tmp_path / "corpus.txt").write_bytes(TEXT + b"more")
+    with pytest.raises(TrainingError, match=r"corpus has changed since the run") as error:
+        repeat(tmp_path)
+    assert "name an unchanged copy" in error.value.hint
+    assert not (tmp_path / "again").exists()
+    (tmp_path / "copy.txt").write_bytes(TEXT)
+    repeat(tmp_path, corpus=[str(tmp_path / "copy.txt")])
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
+    (tmp_path / "corpus.txt").unlink()
+    with pytest.raises(CorpusError):
+        repeat(tmp_path, "third")
+
+
+def test_run_that_cannot_be_repeated_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match="contains no run"):
+        repeat(tmp_path)
+    long = request(tmp_path, train=TrainConfig(minutes=50))
+    list(runs.start(long, stopped=lambda: True))
+    with pytest.raises(TrainingError, match="has not ended"):
+        repeat(tmp_path)
+    list(resume(tmp_path / "model", settings={"steps": 60}, override=True))
+    with pytest.raises(
+        TrainingError, match="its settings were changed from step 1: steps None -> 60"
+    ):
+        repeat(tmp_path)
+
+
+def test_other_environment_is_a_note(tmp_path):
+    list(runs.start(request(tmp_path)))
+    (plan,) = [r for r in repeat(tmp_path, threads=2) if isinstance(r, PlanReport)]
+    assert "threads was 1, now 2" in plan.notes[0]
+
+
+def test_fine_tuning_is_repeated_from_the_same_model_only(tmp_path):
+    list(runs.start(request(tmp_path, "base")))
+    tuned = request(tmp_path, start_from=tmp_path / "base")
+    tuned = replace(tuned, overrides={"batch_size": "4"}, train=TrainConfig(steps=4))
+    list(runs.start(tuned))
+    repeat(tmp_path)
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
+    lora = replace(tuned, out=tmp_path / "lora", train=TrainConfig(steps=4, lora=2))
+    list(runs.start(lora))
+    repeat(tmp_path, "lora again", of="lora")
+    files = [tmp_path / name / "adapter_model.safetensors" for name in ("lora", "lora again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    list(runs.start(request(tmp_path, "base", overwrite=True, train=TrainConfig(steps=2))))
+    with pytest.raises(TrainingError, match="has changed since"):
+        repeat(tmp_path, "third")
+    with pytest.raises(TrainingError, match=r"base model .* has changed"):
+        repeat(tmp_path, "fourth", of="lora")
+
+
+def test_the_repeated_run_is_not_replaced(tmp_path):
+    list(runs.start(request(tmp_path)))
+    with pytest.raises(UsageError, match="this run starts from it"):
+        repeat(tmp_path, "model", overwrite=True)
+    record = tmp_path / "model" / "training" / "run.json"
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps({**values, "plan": {}}))
+    with pytest.raises(TrainingError, match="damaged"):
+        repeat(tmp_path)
