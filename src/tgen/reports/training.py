@@ -193,10 +193,11 @@ class SavingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EventsReport:
-    """TensorBoard events could not be written; training continues without them."""
+    """Numbers could not be written to the log of another program; training continues without."""
 
     step: int
     failed: str  # the reason
+    name: str = "TensorBoard's log"  # of the log
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -416,6 +416,7 @@ def _record(
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
+        log=request.log,
         read_bytes=max_bytes,
         ngrams=request.ngrams,
         index=request.index,

@@ -58,6 +58,7 @@ def prepare_again(
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,
         tensorboard=request.tensorboard,
+        log=request.log,
         index=request.index,
         command=request.command,
     )

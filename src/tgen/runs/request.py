@@ -6,7 +6,7 @@ Does not import torch: it is imported once the run is locked.
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, Size
 from tgen.config.engine import Device, device_option, threads_option
@@ -28,6 +28,7 @@ _OF_RUN = " ".join(  # settings of the run to repeat
         *(one.name for one in (*fields(TrainConfig), *fields(Reading))),
     ]
 )
+Log = Literal["trackio", "wandb", "wandb:online"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,13 @@ class RunRequest:
     train: TrainConfig = field(default_factory=TrainConfig)
     tensorboard: bool = _output(
         False, "Write TensorBoard events to training/tensorboard.", "--tensorboard"
+    )
+    log: Log | None = _output(
+        None,
+        "Log metrics by the installed library of another program, without network unless online.",
+        "--log",
+        metavar="trackio|wandb|wandb:online",
+        shown_default="",
     )
     ngrams: bool = _output(
         False, "Store n-grams of the corpus with the model, for speculative decoding.", "--ngrams"

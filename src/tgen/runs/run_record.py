@@ -19,6 +19,7 @@ from tgen.lora.matrices import NewAdapter, Pair, Shape, adapter_layout, paramete
 from tgen.planning.costs import FrozenModel
 from tgen.planning.plan import Plan
 from tgen.reports.training import Choice
+from tgen.runs.request import Log
 
 
 def check_field_types(instance: Any) -> None:
@@ -137,6 +138,7 @@ class RunRecord:
     overridden: list[str] = field(default_factory=list)  # every change, as a note for the user
     reading: Reading | None = None  # how files are read; None: as before it was recorded
     detected_encodings: dict[str, str] = field(default_factory=dict)  # by file
+    log: Log | None = None  # other programs' log of metrics
     adapter_from: str | None = None  # path or name of the adapter that the run continues
     start_sha256: str = ""  # of the weights before the first step, in fine-tuning
     environment: dict[str, Any] = field(default_factory=dict)  # versions, CPU and its flags

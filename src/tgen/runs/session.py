@@ -20,7 +20,7 @@ from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import log as run_log
-from tgen.runs import rank_sync, tensorboard
+from tgen.runs import rank_sync, tensorboard, tracking
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forgetting import measure_before
@@ -57,6 +57,8 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
     started_at = time.monotonic() if request.began is None else request.began
     if request.tensorboard:
         tensorboard.require()
+    if request.log is not None:
+        tracking.require(request.log)
     if request.index:
         check_index_is_supported()
     out, is_rank_zero = request.out, distributed.is_rank_zero()
@@ -147,6 +149,8 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     set_threads(request.threads or (None if distributed.launched() else record.threads))
     if record.tensorboard:
         tensorboard.require()
+    if record.log is not None:
+        tracking.require(record.log)
     memory = rank_sync.min_rank_memory(device)
     text, reading = None, record.reading
     rank_sync.check_same_corpus(request.corpus)

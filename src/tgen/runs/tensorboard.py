@@ -4,11 +4,11 @@ Needs the package tensorboardX, which writes the format without TensorBoard or T
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tgen.errors import UsageError
 from tgen.reports.training import EvalReport, EventsReport, RunReport, SampleReport, StepReport
@@ -23,23 +23,33 @@ def require() -> None:
         )
 
 
-def write_events(
-    reports: Iterator[RunReport], folder: Path, *, after_step: int
-) -> Iterator[RunReport]:
-    """Yield every report after writing its numbers as events in `folder`.
+class EventLog(Protocol):
+    """A place for the numbers of reports; its methods raise OSError."""
 
-    TensorBoard no longer shows events of steps after `after_step` from earlier sessions. If writing
-    fails, an EventsReport says so and the reports continue without events.
+    name: str
+
+    def add(self, report: RunReport) -> None:
+        """Write the numbers of a report."""
+
+    def close(self) -> None:
+        """Write what is buffered, and end."""
+
+
+def write_events(
+    reports: Iterator[RunReport], open_log: Callable[[], EventLog], *, after_step: int
+) -> Iterator[RunReport]:
+    """Yield every report after writing its numbers to the log, which is opened for the first.
+
+    If writing fails, an EventsReport says so and the reports continue without events.
     """
-    require()
-    events: _EventFile | None = None
+    events: EventLog | None = None
     step, failed = after_step, False
     try:
         for report in reports:
             reason = ""
             try:
                 if not failed:
-                    events = events or _EventFile(folder, after_step)
+                    events = events or open_log()
                     events.add(report)
             except OSError as error:
                 # No retry: events after half an event cannot be read.
@@ -47,16 +57,32 @@ def write_events(
             yield report
             step = getattr(report, "step", step)
             if reason:
-                yield EventsReport(step=step, failed=reason)
+                name = events.name if events else "the log of metrics"
+                yield EventsReport(step=step, failed=reason, name=name)
     finally:
         if events is not None:
             with suppress(OSError):
                 events.close()
 
 
-class _EventFile:
+def scalars(report: StepReport | EvalReport) -> dict[str, float]:
+    """Return the numbers of a report by their names."""
+    if isinstance(report, EvalReport):
+        validation = {"loss": report.loss, "bits_per_byte": report.bits_per_byte}
+        return {f"{name}/validation": value for name, value in validation.items()}
+    loss = {} if report.loss is None else {"loss/train": report.loss}
+    rate, speed = report.learning_rate, report.tokens_per_second
+    return {**loss, "learning_rate": rate, "tokens_per_second": speed}
+
+
+class EventFile:
     """An event file written without the package's thread, which a full disk would kill; waiting
-    for it would then never end."""
+    for it would then never end.
+
+    TensorBoard no longer shows events of steps after `after_step` from earlier sessions.
+    """
+
+    name = "TensorBoard's log"
 
     def __init__(self, folder: Path, after_step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
@@ -69,29 +95,19 @@ class _EventFile:
 
     def add(self, report: RunReport) -> None:
         """Write the numbers of a report; flush at evaluations and samples."""
-        if isinstance(report, StepReport):
-            if report.loss is not None:
-                self._scalar("loss/train", report.loss, report.step)
-            self._scalar("learning_rate", report.learning_rate, report.step)
-            self._scalar("tokens_per_second", report.tokens_per_second, report.step)
-            return
-        if isinstance(report, EvalReport):
-            self._scalar("loss/validation", report.loss, report.step)
-            self._scalar("bits_per_byte/validation", report.bits_per_byte, report.step)
-        elif isinstance(report, SampleReport):
-            from tensorboardX.summary import text
+        from tensorboardX.summary import scalar, text
 
+        if isinstance(report, StepReport | EvalReport):
+            for name, value in scalars(report).items():
+                self._write(report.step, summary=scalar(name, value))
+        elif isinstance(report, SampleReport):
             self._write(report.step, summary=text("sample", _as_code(report)))
-        self._file.flush()
+        if not isinstance(report, StepReport):
+            self._file.flush()
 
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
-
-    def _scalar(self, name: str, value: float, step: int) -> None:
-        from tensorboardX.summary import scalar
-
-        self._write(step, summary=scalar(name, value))
 
     def _write(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

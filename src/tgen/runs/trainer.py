@@ -29,7 +29,7 @@ from tgen.reports.training import (
 )
 from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
-from tgen.runs import tensorboard
+from tgen.runs import tensorboard, tracking
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
 from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.memorization import measure_memorization
@@ -71,16 +71,22 @@ class Trainer:
         )
 
     def run(self, state: TrainState) -> Iterator[RunReport]:
-        """Yield the run's reports, and write them as TensorBoard events if requested."""
+        """Yield the run's reports, and log them for other programs if requested."""
         has_saved = state.progress.best_bits_per_byte is not None or not self.has_val
         self.saver.is_new = state.progress.step == 0 or not has_saved
         yield from self._restore_lost_model(state)
         self.names_phases = state.progress.closing_seconds > _LONG_CLOSING
         yield PhaseReport(phase="first step", saved=True)
         reports = self._train_with_rollbacks(state)
-        if self.prepared.record.tensorboard and distributed.is_rank_zero():
+        record, step = self.prepared.record, state.progress.step
+        if record.tensorboard and distributed.is_rank_zero():
             folder = run_state.folder(self.out) / "tensorboard"
-            reports = tensorboard.write_events(reports, folder, after_step=state.progress.step)
+            open_log: Callable[[], tensorboard.EventLog]
+            open_log = partial(tensorboard.EventFile, folder, step)
+            reports = tensorboard.write_events(reports, open_log, after_step=step)
+        if record.log is not None and distributed.is_rank_zero():
+            open_log = partial(tracking.Tracker, record.log, record, self.out.resolve().name)
+            reports = tensorboard.write_events(reports, open_log, after_step=step)
         yield from reports
 
     def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:

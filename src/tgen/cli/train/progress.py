@@ -312,7 +312,7 @@ def _status_line(
     match report:
         case EventsReport():
             return (
-                f"warning: TensorBoard events stop at step {report.step:,}: {report.failed}; "
+                f"warning: {report.name} stops at step {report.step:,}: {report.failed}; "
                 "training continues"
             )
         case AnswersReport():
