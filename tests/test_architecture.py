@@ -35,6 +35,7 @@ ALLOWED = {
     "loaded_model": "tokenizer checkpoint chat engine lora generation",
     "runs": "distributed storage machine tokenizer corpus model checkpoint planning chat "
     "engine lora generation training",
+    "experiments": "storage planning runs scoring loaded_model corpus",
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
     "scoring": "corpus chat loaded_model",

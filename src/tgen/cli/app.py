@@ -23,6 +23,7 @@ from tgen.version import __version__
 # A command's module is imported only when it is run or described: `tgen --help` stays fast.
 COMMANDS = {
     "train": "Train a model on your text.",
+    "sweep": "Train a model for every combination of values.",
     "generate": "Continue a text.",
     "inspect": "Show a model's attention, predictions and training history.",
     "compare": "Compare training runs: settings, losses, curves.",
@@ -41,7 +42,10 @@ Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usag
 
 If an option is given twice, the last value counts, with a warning; some options are repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
-_TAKES_ARGUMENTS = ("tgen export", "tgen score", "tgen compare", "tgen tokenize", "tgen models")
+_TAKES_ARGUMENTS = (
+    *("tgen sweep", "tgen export", "tgen score", "tgen compare", "tgen tokenize"),
+    "tgen models",
+)
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",

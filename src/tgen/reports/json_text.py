@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:  # `tgen generate` needs no report of a training run
+    from tgen.reports.sweep import SweepPlanReport, SweepRunReport
     from tgen.reports.training import RunReport
 
 
@@ -23,8 +24,8 @@ def json_text(data: bytes, name: str = "text") -> dict[str, str]:
         return {name: data.decode(errors="replace"), bytes_name: encoded}
 
 
-def json_record(report: "RunReport") -> dict[str, Any]:
-    """Return a run report as {"kind": class name, **fields}."""
+def json_record(report: "RunReport | SweepPlanReport | SweepRunReport") -> dict[str, Any]:
+    """Return a report of a run or a sweep as {"kind": class name, **fields}."""
     record = {"kind": type(report).__name__} | asdict(report)
     for name, value in list(record.items()):
         if isinstance(value, bytes):

@@ -1,0 +1,373 @@
+"""`tgen sweep`: runs of every combination of values, with a table of their results."""
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+from tgen.cli import console
+from tgen.cli.options import (
+    Reader,
+    flag_of,
+    json_option,
+    make_command,
+    nested,
+    parse_count,
+    quiet_option,
+    read_option,
+    reading_options,
+)
+from tgen.cli.signals import StopSignal
+from tgen.cli.train.command import default_name
+from tgen.config.option import check_combinations, option
+from tgen.config.reading import PANEL, Reading
+from tgen.config.training import TrainConfig
+from tgen.errors import TgenError, UsageError
+from tgen.reports.number_format import count, format_bytes
+from tgen.reports.sweep import SweepPlanReport, SweepRunReport
+from tgen.reports.training import DoneReport, PhaseReport, StepReport
+from tgen.runs import RunRequest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tgen.experiments.sweep import SweepReport, SweepRequest
+
+PANELS = ("Data and tokenizer", PANEL, "Output", "Hardware")
+# Options whose values --set can vary, by the field of SweepOptions that has them
+_VARIED = dict.fromkeys(("family", "size", "parameters", "tokenizer", "vocab_size", "from"), "run")
+_VARIED["lora"] = "config"
+_NOT_OF_A_SWEEP = {"out", "from_run", "overrides", "overwrite", "parallel", "n_ranks"}
+_NOT_OF_A_SWEEP |= {"device_memory", "index", "train", "reading", "command", "began"}
+
+
+def _read_out(text: str) -> Path:
+    if not text:
+        raise UsageError("--out is empty", "name a directory, or remove --out")
+    return Path(text)
+
+
+def parse_values(settings: list[str]) -> dict[str, list[str]]:
+    """Parse FIELD=VALUE,VALUE pairs; values with commas are a JSON list.
+
+    Raise UsageError for a pair without `=`, an empty value, an invalid list, and a field that is
+    given twice.
+    """
+    parsed: dict[str, list[str]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        name, text = name.strip().replace("-", "_"), text.strip()
+        hint = "use, for example, --set learning_rate=1e-3,3e-3"
+        if not equals or not name:
+            raise UsageError(f"--set: not FIELD=VALUES (got {setting!r})", hint)
+        if name in parsed:
+            raise UsageError(f"--set {name} is given twice", "separate its values by commas")
+        values: Any = [value.strip() for value in text.split(",")]
+        if text.startswith("["):
+            try:
+                values = json.loads(text)
+                values = [v if isinstance(v, str) else json.dumps(v) for v in values]
+            except (ValueError, RecursionError):
+                raise UsageError(
+                    f"--set {name}: not a JSON list (got {text!r})",
+                    f"""use, for example, --set '{name}=["a,b", "c"]'""",
+                ) from None
+        if not values or not all(values):
+            raise UsageError(f"--set {name}: a value is empty (got {text!r})", hint)
+        parsed[name] = values
+    return parsed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The options of `tgen sweep`; `run` and `config` have those that were given."""
+
+    run: dict[str, Any] = nested(
+        RunRequest,
+        only=[one.name for one in fields(RunRequest) if one.name not in _NOT_OF_A_SWEEP],
+        parameters=Reader(str, partial(parse_count, "--parameters")),
+    )
+    settings: list[str] = option(
+        default_factory=list,
+        help_text="Setting of the model or the run, or --family, --size, --parameters, "
+        "--tokenizer, --vocab-size, --from or --lora without dashes, with the values to combine; "
+        "repeatable. Values that contain commas are a JSON list.",
+        flags="--set",
+        metavar="FIELD=VALUE,VALUE",
+    )
+    seeds: int = option(
+        1,
+        "Number of runs per combination, with the seeds from --seed on.",
+        "--seeds",
+        low=1,
+        high=10_000,
+    )
+    config: dict[str, Any] = nested(TrainConfig)
+    flop: float | None = option(
+        None,
+        "Floating-point operations to train each run with, for example 1e15.",
+        "--flop",
+        low=1,
+        expected="a number of at least 1",
+        excludes="minutes steps",
+        shown_default="as many as --minutes allow",
+    )
+    halving: bool = option(
+        False,
+        "Successive halving: train all combinations for a short time, the better half for twice "
+        "as long, and so on; the last two take the whole time.",
+        "--halving",
+    )
+    reading: dict[str, Any] = reading_options()
+    out: Path | None = option(
+        None,
+        "Directory of the sweep, with one model directory per run.",
+        "--out -o",
+        metavar="DIR",
+        shown_default="sweeps/<name of the corpus>",
+        reader=Reader(str, _read_out),
+    )
+    dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
+    json: bool = json_option("Write every report to stdout, one JSON object per line.")
+    quiet: bool = quiet_option()
+
+    def __post_init__(self) -> None:
+        if not self.run.get("corpus"):
+            raise UsageError("no corpus", "name a text file")
+        if "-" in self.run["corpus"]:
+            raise UsageError("a sweep reads its corpus several times", "name a file instead of -")
+
+    def request(self) -> "SweepRequest":
+        """Return the sweep; raise UsageError for invalid values."""
+        from tgen.experiments.sweep import SweepRequest
+
+        axes = parse_values(self.settings)
+        for name in axes.keys() & _VARIED.keys():
+            field = "start_from" if name == "from" else name
+            if field in self.run or field in self.config:
+                flag = name.replace("_", "-")
+                raise UsageError(
+                    f"--set {name} cannot be combined with --{flag}", f"remove --{flag}"
+                )
+        cells = []
+        for chosen in product(*axes.values()):
+            values = dict(zip(axes, chosen, strict=True))
+            varied = {name: text for name, text in values.items() if len(axes[name]) > 1}
+            cells.append((varied, self._run_request(values)))
+        seed = self.config.get("seed", TrainConfig.seed)
+        return SweepRequest(
+            out=self.out or Path("sweeps") / default_name(self.run["corpus"][0]),
+            cells=cells,
+            seeds=[*range(seed, seed + self.seeds)],
+            flop=self.flop,
+            halving=self.halving,
+        )
+
+    def _run_request(self, values: dict[str, str]) -> RunRequest:
+        run, config, overrides = dict(self.run), dict(self.config), {}
+        for name, text in values.items():
+            if name in _VARIED:
+                field, value = read_option(SweepOptions, _VARIED[name], name, text)
+                (run if _VARIED[name] == "run" else config)[field] = value
+            else:
+                overrides[name] = text
+        given = run.keys() | config.keys()
+        declared = (*fields(RunRequest), *fields(TrainConfig))
+        named = {one.name: one.metadata for one in declared if one.name in given}
+        check_combinations(named, partial(flag_of, SweepOptions))
+        return RunRequest(
+            **run,
+            out=Path(),
+            overrides=overrides,
+            train=TrainConfig(**config),
+            reading=Reading(**self.reading),
+            command=[*console.command_words],
+        )
+
+
+def sweep(options: SweepOptions) -> None:
+    """Train a model for every combination of values, and compare them.
+
+    All runs have the same time (--minutes), steps or floating-point operations. They are
+    interleaved: every combination with the first seed, then with the second one. The plan is
+    printed before the first run, and invalid or equal combinations are errors. Ctrl-C saves; the
+    same command continues the sweep, also after a crash. Several processes with the same command
+    and a shared directory each take the next free run.
+    """
+    from tgen.experiments.sweep import dry_run
+    from tgen.experiments.sweep import sweep as run_sweep
+
+    request = options.request()
+    if options.json:
+        console.require_stdout()
+    stop_signal = StopSignal()
+    stopped = stop_signal.is_requested
+    reports: Generator[SweepReport, None, None] = run_sweep(request, stopped=stopped)
+    if options.dry_run:
+        reports = dry_run(request)
+    try:
+        with _Display(options) as display, closing(reports):
+            for report in reports:
+                if isinstance(report, StepReport | SweepRunReport):  # between runs, signals exit
+                    stop_signal.is_training = isinstance(report, StepReport)
+                display.show(report)
+    finally:
+        if stop_signal.number:
+            console.print_status("stopped: the same command continues", quiet=options.quiet)
+    if stop_signal.number:
+        raise typer.Exit(128 + stop_signal.number)
+    if options.dry_run:
+        return
+    _show_results(request, options)
+    if display.failures:
+        names = ", ".join(sorted(display.failures)[:5])
+        raise TgenError(
+            f"{count(len(display.failures), 'run')} failed: {names}",
+            "the same command tries again; training/log.jsonl has the last steps of each",
+        )
+
+
+def _show_results(request: "SweepRequest", options: SweepOptions) -> None:
+    """Print the comparison of all runs."""
+
+
+class _Display:
+    """The plan and the progress of a sweep on stderr: a table that is redrawn, or plain lines."""
+
+    def __init__(self, options: SweepOptions) -> None:
+        self._options, self._quiet = options, options.quiet
+        self._draws = console.draws_progress() and not options.quiet
+        self._plan: SweepPlanReport | None = None
+        self._losses: dict[tuple[int, int], float | None] = {}  # by cell and seed
+        self._run: SweepRunReport | None = None
+        self._line = ""
+        self._live: Any = None
+        self.failures: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self._draws:
+            from rich.live import Live
+
+            from tgen.cli.rich_console import err
+
+            self._live = Live(
+                get_renderable=self._table, console=err, transient=True, refresh_per_second=4
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, report: "SweepReport") -> None:
+        """Show a report."""
+        if self._options.json:
+            from tgen.reports.json_text import json_record
+
+            console.write(json.dumps(json_record(report)).encode() + b"\n")
+        match report:
+            case SweepPlanReport():
+                self._plan = report
+                self._show_plan(report)
+            case SweepRunReport():
+                self._show_run(report)
+            case PhaseReport():
+                self._line = report.phase
+            case StepReport():
+                loss = "" if report.loss is None else f" · loss {report.loss:.3f}"
+                left = _duration(report.seconds_left)
+                self._line = f"step {report.step:,}{loss} · {left} left"
+            case DoneReport():
+                self._line = "done"
+
+    def _show_run(self, report: SweepRunReport) -> None:
+        self._run, self._line = report, ""
+        if report.state == "training":
+            self.failures.discard(report.name)
+            return
+        result = f"failed: {report.reason}"
+        if report.state == "done":
+            loss = report.bits_per_byte
+            self._losses[report.cell, report.seed] = loss
+            result = "done" if loss is None else f"{loss:.3f} bits/byte"
+        else:
+            self.failures.add(report.name)
+        left = f"{count(report.n_left, 'run')} left, about {_duration(report.seconds_left)}"
+        console.print_status(f"{report.name}: {result} · {left}", quiet=self._quiet)
+
+    def _show_plan(self, plan: SweepPlanReport) -> None:
+        lines = [_cells_table(plan), *_plan_lines(plan)]
+        if self._options.dry_run and not self._options.json:
+            console.show(*lines)
+        elif not self._quiet:
+            from tgen.cli.rich_console import err
+
+            err.print(*lines, sep="\n")
+
+    def _table(self) -> "Table":
+        """Return the table of combinations, and the line of the current run below it."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table, run = Table.grid(), self._run
+        if self._plan is not None and run is not None:
+            table.add_row(_cells_table(self._plan, self._losses))
+        name = f"{run.name} · " if run else ""
+        left = f" · about {_duration(run.seconds_left)} in all" if run else ""
+        table.add_row(Text(f"{name}{self._line}{left}"))
+        return table
+
+
+def _cells_table(
+    plan: SweepPlanReport, losses: Mapping[tuple[int, int], float | None] | None = None
+) -> "Table":
+    """Return a table of the combinations, with the means of their `losses` by cell and seed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    columns = [*plan.cells[0].values, "model", "time per run"]
+    if losses is not None:
+        columns[-1:] = ["runs", "bits/byte"]
+    table.add_row(*(Text(name, "bold") for name in columns))
+    for number, cell in enumerate(plan.cells):
+        model = f"{cell.family}, {cell.n_parameters / 1e6:.2f} M parameters"
+        rest = [f"{cell.minutes:g} min" if cell.minutes else count(cell.steps or 0, "step")]
+        if losses is not None:
+            ended = [loss for (one, _), loss in losses.items() if one == number]
+            known = [loss for loss in ended if loss is not None]
+            mean = f"{fmean(known):.3f}" if known else ""
+            rest = [f"{len(ended)} of {len(plan.seeds)}", mean]
+        table.add_row(*map(Text, (*cell.values.values(), model, *rest)))
+    return table
+
+
+def _plan_lines(plan: SweepPlanReport) -> Iterator[str]:
+    """Yield the lines below the table of a plan."""
+    n_cells, n_seeds = len(plan.cells), len(plan.seeds)
+    yield (
+        f"{count(n_cells, 'combination')} × {count(n_seeds, 'seed')} = "
+        f"{count(n_cells * n_seeds, 'run')}, about {_duration(plan.seconds)} in all, "
+        f"about {format_bytes(plan.disk_bytes)} on disk"
+    )
+    if len(plan.rungs) > 1:
+        parts = [f"{rung.n_cells} for {rung.share:.3g}" for rung in plan.rungs]
+        yield f"halving, combinations for a part of the time per run: {', '.join(parts)}"
+    yield f"output {plan.out}; Ctrl-C saves and stops, the same command continues"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+command = make_command(sweep, SweepOptions, PANELS)

@@ -1,0 +1,433 @@
+"""A sweep: every combination of values, trained with several seeds, in one directory.
+
+DIR/sweep.json           the combinations, their plans, and which of them each rung kept
+DIR/<values>_seed=<n>/   a run, as `tgen train` writes it
+
+The lock of a run says who trains it, so several processes, also on machines that share the
+directory, each take the next free run. What a run has reached is in its own files, so a sweep that
+was killed continues there.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tgen import runs
+from tgen.errors import CorpusError, LockedError, ModelError, TrainingError, UsageError
+from tgen.experiments.halving import best_cells, make_rungs, total_share
+from tgen.reports.sweep import CellPlan, Rung, SweepPlanReport, SweepRunReport
+from tgen.reports.training import DoneReport, PhaseReport, PlanReport, RunReport
+from tgen.runs import ResumeRequest, RunRequest, saved_state
+from tgen.runs import log as run_log
+from tgen.runs.overrides import parse_overrides
+from tgen.storage import files, locks
+from tgen.version import __version__
+
+SweepReport = SweepPlanReport | SweepRunReport | RunReport
+_RECORD = "sweep.json"
+_WAIT_SECONDS = 2.0  # between looks at the runs of other processes
+_DISK_BYTES = 40  # per parameter: three states with two moments, and the weights
+_PLANNED_STEPS = 1000  # to choose a batch size that does not depend on the steps
+# Chosen by the measured speed or the time, but the same for all seeds
+_CHOSEN_ONCE = (
+    "batch_size", "precision", "activation_checkpointing", "momentum", "warmup_steps", "dropout",
+    "weight_decay", "bpe_dropout", "bpe_dropout_in_decay", "eval_every", "eval_tokens",
+)  # fmt: skip
+# Of a request, what may differ when a sweep continues
+_FREE = ("out", "overwrite", "device", "threads", "command", "began", "log", "tensorboard")
+
+
+def _wait() -> None:
+    time.sleep(_WAIT_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """Request to train every cell with every seed; `cells` are its values and its run."""
+
+    out: Path
+    cells: list[tuple[dict[str, str], RunRequest]]
+    seeds: list[int]
+    flop: float | None = None  # of each run, instead of its minutes or steps
+    halving: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """The content of sweep.json."""
+
+    request: dict[str, Any]  # what a command must repeat to continue the sweep
+    cells: list[CellPlan]
+    corpus_sha256: str
+    kept: list[list[int]] = field(default_factory=list)  # cells after each rung that has ended
+
+
+def sweep(
+    request: SweepRequest,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    wait: Callable[[], None] = _wait,
+) -> Generator[SweepReport, None, None]:
+    """Plan a sweep or continue it, and train its runs until `stopped()` is true after a step.
+
+    `wait` is called before another look at runs that other processes train. Raise UsageError for
+    invalid or equal combinations before the first run.
+    """
+    yield from _Sweep(request, stopped, wait).run()
+
+
+def dry_run(request: SweepRequest) -> Generator[PhaseReport | SweepPlanReport, None, None]:
+    """Yield the phases of planning, and the plan, without writing files."""
+    check_cells(request)
+    record = yield from _plan(request)
+    yield _plan_report(request, record)
+
+
+def check_cells(request: SweepRequest) -> None:
+    """Raise UsageError for invalid settings, and for two combinations that are the same."""
+    known: list[tuple[Any, str]] = []
+    for values, run in request.cells:
+        words = " ".join(f"{name}={value}" for name, value in values.items())
+        parsed = parse_overrides(run.overrides)
+        for other, other_words in known:
+            if other == (replace(run, overrides={}), parsed):
+                raise UsageError(
+                    f"two combinations are the same: {other_words} and {words}",
+                    "remove one of the values",
+                )
+        known.append(((replace(run, overrides={}), parsed), words))
+
+
+def run_names(request: SweepRequest) -> list[list[str]]:
+    """Return the names of the directories of each cell's runs."""
+    cells = []
+    for values, _ in request.cells:
+        words = [f"{name}={Path(value).name}" for name, value in values.items()]
+        cells.append(re.sub(r"[^\w.+=-]+", "-", "_".join(words))[:100])
+    if len(set(cells)) < len(cells):
+        cells = [f"{number}_{name}" for number, name in enumerate(cells, 1)]
+    return [[f"{name}_seed={seed}".lstrip("_") for seed in request.seeds] for name in cells]
+
+
+def training_order(cells: Sequence[int], n_seeds: int) -> list[tuple[int, int]]:
+    """Return cells and indexes of seeds: seed by seed, each from another cell on, so that a machine
+    that becomes slower slows all cells alike."""
+    n = len(cells)
+    return [(cells[(i + seed) % n], seed) for seed in range(n_seeds) for i in range(n)]
+
+
+class _Sweep:
+    """A sweep in this process."""
+
+    def __init__(
+        self, request: SweepRequest, stopped: Callable[[], bool], wait: Callable[[], None]
+    ) -> None:
+        self.request, self.stopped, self.wait = request, stopped, wait
+        self.names = run_names(request)
+        self.rungs = make_rungs(len(request.cells), halving=request.halving)
+        self.record: _Record
+        self.failures: dict[str, str] = {}
+
+    def run(self) -> Iterator[SweepReport]:
+        """Yield the reports of the sweep and of its runs."""
+        check_cells(self.request)
+        self.record = yield from self._open()
+        yield _plan_report(self.request, self.record)
+        cells = list(range(len(self.request.cells)))
+        for number, _ in enumerate(self.rungs):
+            if len(self.record.kept) > number:  # of this rung, nothing is left to do
+                cells = self.record.kept[number]
+                continue
+            yield from self._train_rung(number, cells)
+            if self.stopped():
+                return
+            if number + 1 < len(self.rungs):
+                cells = self._keep(number, cells)
+
+    def _open(self) -> Generator[PhaseReport, None, _Record]:
+        """Return the record in the directory, or plan the sweep and write it; of several processes
+        that plan, the first one counts."""
+        out, wanted = self.request.out, _identity(self.request)
+        if not (out / _RECORD).exists():
+            if others := saved_state.file_names(out) - {saved_state.LOCK}:
+                raise UsageError(
+                    f"--out {out} contains other files: {', '.join(sorted(others)[:5])}",
+                    "choose a directory that does not exist yet",
+                )
+            record = yield from _plan(self.request)
+        while not (out / _RECORD).exists():
+            try:
+                with locks.lock(out / saved_state.LOCK):
+                    if not (out / _RECORD).exists():
+                        self._save(record)
+            except LockedError:
+                self.wait()
+        record = self._load()
+        for name, value in wanted.items():
+            if record.request.get(name) != value:
+                raise UsageError(
+                    f"--out {out} has a sweep with other {name}",
+                    "repeat the command that started it, or choose another --out",
+                )
+        return record
+
+    def _load(self) -> _Record:
+        path = self.request.out / _RECORD
+        try:
+            values = json.loads(files.read(path))
+            cells = [CellPlan(**cell) for cell in values["cells"]]
+            return _Record(
+                request=values["request"],
+                cells=cells,
+                corpus_sha256=values["corpus_sha256"],
+                kept=values["kept"],
+            )
+        except (ValueError, KeyError, TypeError):
+            raise TrainingError(f"{path} is damaged", "choose another --out") from None
+
+    def _save(self, record: _Record) -> None:
+        values = {"tgen": __version__, **asdict(record)}
+        files.publish(self.request.out / _RECORD, json.dumps(values, indent=2).encode())
+
+    def _train_rung(self, rung: int, cells: Sequence[int]) -> Iterator[SweepReport]:
+        """Train the runs of a rung, and wait for those that other processes train."""
+        left = training_order(cells, len(self.request.seeds))
+        while left:
+            busy: list[tuple[int, int]] = []
+            for position, (cell, seed) in enumerate(left):
+                report = partial(self._report, cell, seed, rung)
+                n_left = len(left) - position + len(busy)
+                try:
+                    if not self._is_done(cell, seed, rung):
+                        yield report("training", n_left=n_left)
+                        yield from self._train(cell, seed, rung)
+                        if self.stopped():
+                            return
+                    yield report("done", n_left=n_left - 1)
+                except LockedError:
+                    busy.append((cell, seed))
+                except (TrainingError, ModelError) as error:
+                    self.failures[self.names[cell][seed]] = error.message
+                    yield report("failed", reason=error.message, n_left=n_left - 1)
+            left = busy
+            if left:
+                yield PhaseReport(phase=f"waiting for other processes: {len(left)} runs")
+                self.wait()
+            if self.stopped():
+                return
+
+    def _report(self, cell: int, seed: int, rung: int, state: Any, **more: Any) -> SweepRunReport:
+        name, loss = self.names[cell][seed], None
+        if state == "done":
+            loss = _best_loss(self.request.out / name)
+        plan = self.record.cells[cell]
+        before = self.rungs[rung - 1].share if rung else 0.0
+        seconds = more["n_left"] * plan.seconds * (self.rungs[rung].share - before)
+        for previous, later in zip(self.rungs[rung:], self.rungs[rung + 1 :], strict=False):
+            runs_left = later.n_cells * len(self.request.seeds)
+            seconds += runs_left * plan.seconds * (later.share - previous.share)
+        return SweepRunReport(
+            name=name,
+            cell=cell,
+            seed=self.request.seeds[seed],
+            rung=rung,
+            state=state,
+            bits_per_byte=loss,
+            seconds_left=seconds,
+            **more,
+        )
+
+    def _is_done(self, cell: int, seed: int, rung: int) -> bool:
+        """Whether a run has ended with the time of this rung, or another process has begun the
+        next one with it."""
+        out = self.request.out / self.names[cell][seed]
+        if not saved_state.has_run(out):
+            return False
+        values, _ = saved_state.load_record(out)
+        [(name, wanted)] = _budget(self.record.cells[cell], self.rungs[rung]).items()
+        reached = values["plan"]["train"][name]
+        if reached != wanted:
+            return bool(reached > wanted)
+        saved = saved_state.newest_counters(out, run_id=values["run_id"])
+        if saved is None or saved.progress["step"] != saved.progress["total_steps"]:
+            return False
+        lines = run_log.read(out)
+        is_end = saved.progress["end_changes"] == values["end_changes"]
+        return is_end and bool(lines) and lines[-1].get("finished") is True
+
+    def _train(self, cell: int, seed: int, rung: int) -> Iterator[RunReport]:
+        """Start a run, or resume it with the time of this rung."""
+        request, plan = self.request.cells[cell][1], self.record.cells[cell]
+        out = self.request.out / self.names[cell][seed]
+        budget = _budget(plan, self.rungs[rung])
+        if saved_state.has_run(out):
+            resumed = ResumeRequest(
+                out=out,
+                settings=budget,
+                override=True,
+                device=request.device,
+                threads=request.threads,
+            )
+            yield from runs.resume(resumed, stopped=self.stopped)
+            return
+        train = replace(request.train, **plan.settings, **budget, seed=self.request.seeds[seed])
+        size: Any = plan.size
+        started = replace(request, out=out, size=size, train=train)
+        try:
+            with closing(runs.start(started, stopped=self.stopped)) as reports:
+                for report in reports:
+                    if isinstance(report, PlanReport):
+                        self._check_corpus(report)
+                    yield report
+        except UsageError:
+            if saved_state.has_run(out):  # another process has just started it
+                raise LockedError(f"{out} is in use") from None
+            raise
+
+    def _check_corpus(self, plan: PlanReport) -> None:
+        if plan.corpus_sha256 != self.record.corpus_sha256:
+            raise CorpusError(
+                f"the corpus has changed since the sweep in {self.request.out} started",
+                "restore it, or start a new sweep with another --out",
+            )
+
+    def _keep(self, rung: int, cells: Sequence[int]) -> list[int]:
+        """Return the best cells of a rung, which is recorded before any of them continues."""
+        self.record = self._load()
+        if len(self.record.kept) == rung:
+            losses: dict[int, list[float | None]] = {}
+            for cell in cells:
+                done = [name not in self.failures for name in self.names[cell]]
+                paths = [self.request.out / name for name in self.names[cell]]
+                losses[cell] = [
+                    _best_loss(path) if is_done else None
+                    for path, is_done in zip(paths, done, strict=True)
+                ]
+            best = best_cells(losses, self.rungs[rung + 1].n_cells)
+            self.record = replace(self.record, kept=[*self.record.kept, best])
+            self._save(self.record)
+        return self.record.kept[rung]
+
+
+def _best_loss(out: Path) -> float | None:
+    """Return the held-out bits per byte at the end of a run."""
+    for line in reversed(run_log.read(out)):
+        if line["kind"] == DoneReport.__name__:
+            loss: float | None = line["best_bits_per_byte"]
+            return loss
+    return None
+
+
+def _identity(request: SweepRequest) -> dict[str, Any]:
+    """Return what must be the same for a sweep to continue, as JSON values."""
+    settings = []
+    for _, run in request.cells:
+        values = asdict(run)
+        settings.append({name: values[name] for name in values if name not in _FREE})
+    identity = {
+        "combinations": [values for values, _ in request.cells],
+        "seeds": request.seeds,
+        "halving": request.halving,
+        "flop": request.flop,
+        "settings": settings,
+    }
+    same: dict[str, Any] = json.loads(json.dumps(identity, default=str))
+    return same
+
+
+def _plan(request: SweepRequest) -> Generator[PhaseReport, None, _Record]:
+    """Plan all cells; raise the errors of a start."""
+    cells, digests = [], set()
+    for number, (values, run) in enumerate(request.cells, 1):
+        phase = f"planning {number} of {len(request.cells)}" * (len(request.cells) > 1)
+        cell, digest = yield from _plan_cell(request, values, run, phase)
+        cells.append(cell)
+        digests.add(digest)
+    if len(digests) > 1:
+        raise CorpusError("the corpus changed while the sweep was planned", "start again")
+    return _Record(request=_identity(request), cells=cells, corpus_sha256=digests.pop())
+
+
+def _plan_cell(
+    request: SweepRequest, values: dict[str, str], run: RunRequest, phase: str
+) -> Generator[PhaseReport, None, tuple[CellPlan, str]]:
+    """Return the plan of a cell for its first rung, with the size for the whole time; and the
+    digest of the corpus."""
+    rungs = make_rungs(len(request.cells), halving=request.halving)
+    run, train = replace(run, out=request.out / "run"), run.train
+    if request.flop is not None:
+        train = replace(train, steps=_PLANNED_STEPS)
+    report = yield from _dry_run(replace(run, train=train), phase)
+    if request.halving and not report.held_out_tokens:
+        raise UsageError(
+            "--halving needs held-out text to compare runs on", "set --val-fraction above 0"
+        )
+    step_tokens = report.batch_size * report.context_length
+    steps = train.steps
+    if request.flop is not None:
+        steps = max(1, round(request.flop / (report.flops_per_token * step_tokens)))
+    given = (run.parameters, run.start_from, run.adapter)
+    size: Any = report.size if given == (None, None, None) else None
+    cell = CellPlan(
+        values=values,
+        family=report.family,
+        size=size,
+        n_parameters=report.n_parameters,
+        minutes=None if steps else train.minutes,
+        steps=steps,
+        seconds=60 * train.minutes,
+        settings={},
+    )
+    if steps != train.steps or len(rungs) > 1:
+        train = replace(train, **_budget(cell, rungs[0]))
+        report = yield from _dry_run(replace(run, size=size, train=train), phase)
+        step_tokens = report.batch_size * report.context_length
+    unused = {"momentum"} if report.settings["optimizer"] != "muon" else set()
+    unused |= set() if report.held_out_tokens else {"eval_tokens"}
+    settings = {
+        name: report.settings[name]
+        for name in _CHOSEN_ONCE
+        if getattr(run.train, name) is None and name not in unused
+    }
+    if steps:
+        cell = replace(cell, seconds=steps * step_tokens / (report.tokens_per_second or 1.0))
+    return replace(cell, settings=settings), report.corpus_sha256
+
+
+def _dry_run(run: RunRequest, prefix: str) -> Generator[PhaseReport, None, PlanReport]:
+    """Return the plan of a run; name the cell in its phases."""
+    for report in runs.dry_run_reports(run):
+        if isinstance(report, PlanReport):
+            plan = report
+        else:
+            yield replace(report, phase=": ".join(filter(None, [prefix, report.phase])))
+    return plan
+
+
+def _budget(cell: CellPlan, rung: Rung) -> dict[str, Any]:
+    """Return the minutes or the steps that a run has had at the end of a rung."""
+    if cell.steps is not None:
+        return {"steps": max(1, round(rung.share * cell.steps))}
+    assert cell.minutes is not None
+    return {"minutes": rung.share * cell.minutes}
+
+
+def _plan_report(request: SweepRequest, record: _Record) -> SweepPlanReport:
+    rungs = make_rungs(len(record.cells), halving=request.halving)
+    n_seeds, n_cells = len(request.seeds), len(record.cells)
+    seconds = sum(cell.seconds for cell in record.cells) / n_cells * total_share(rungs) * n_seeds
+    parameters = sum(cell.n_parameters for cell in record.cells)
+    return SweepPlanReport(
+        out=str(request.out),
+        cells=record.cells,
+        seeds=request.seeds,
+        rungs=rungs,
+        seconds=seconds,
+        disk_bytes=_DISK_BYTES * parameters * n_seeds,
+    )
