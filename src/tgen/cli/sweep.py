@@ -44,6 +44,7 @@ PANELS = ("Data and tokenizer", PANEL, "Output", "Hardware")
 # Options whose values --set can vary, by the field of SweepOptions that has them
 _VARIED = dict.fromkeys(("family", "size", "parameters", "tokenizer", "vocab_size", "from"), "run")
 _VARIED["lora"] = "config"
+_SETTINGS = {"parameters": "size", "from": "start_from"}  # names in a comparison of runs
 _NOT_OF_A_SWEEP = {"out", "from_run", "overrides", "overwrite", "parallel", "n_ranks"}
 _NOT_OF_A_SWEEP |= {"device_memory", "index", "train", "reading", "command", "began"}
 
@@ -235,7 +236,16 @@ def sweep(options: SweepOptions) -> None:
 
 
 def _show_results(request: "SweepRequest", options: SweepOptions) -> None:
-    """Print the comparison of all runs."""
+    """Print the comparison of all runs, with the means of the seeds."""
+    from tgen.cli.compare import print_comparison
+    from tgen.experiments.comparison import compare_runs
+    from tgen.experiments.sweep import run_names
+
+    names = [name for cell in run_names(request) for name in cell]
+    varied = [_SETTINGS.get(name, name) for name in request.cells[0][0]]
+    by = varied if len(request.seeds) > 1 else ()
+    report = compare_runs([request.out / name for name in names], by=by)
+    print_comparison(report, json=options.json, quiet=options.quiet)
 
 
 class _Display:

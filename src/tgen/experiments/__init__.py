@@ -1,1 +1,1 @@
-"""Experiments of several runs: comparison of runs."""
+"""Experiments of several runs: comparison of runs, and sweeps."""

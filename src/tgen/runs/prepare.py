@@ -505,7 +505,9 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         seed=plan.train.seed,
         corpus_sha256=record.corpus_sha256,
         tokens_per_second=plan.tokens_per_second,
-        flops_per_token=flops_per_token(replace(model, context_length=plan.context_length)),
+        flops_per_token=flops_per_token(
+            replace(model, context_length=plan.context_length), frozen=record.adapter is not None
+        ),
         settings=asdict(plan.train),
         choices=[record.tokenizer, *plan.choices],
         notes=plan.notes,
