@@ -1,7 +1,6 @@
 """Metrics in Weights & Biases and trackio, through modules that stand in for their libraries."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,13 +16,17 @@ class Library:
 
     def __init__(self, key=None, fails_at=None):
         self.opened, self.logged, self.n_finished = [], [], 0
-        self.api = SimpleNamespace(api_key=key)
+        self.key = key
         self.fails_at = fails_at
+
+    def login(self, *, prompt, verify):
+        assert not prompt
+        assert not verify
+        return self.key is not None
 
     def init(self, **values):
         sys.stdout.write("a greeting")
         self.opened.append(values)
-        return self
 
     def log(self, numbers, step):
         if step == self.fails_at:
@@ -67,12 +70,15 @@ def test_numbers_of_the_reports_are_logged(tmp_path, library, capsys, log, mode)
     assert capsys.readouterr().out == ""
 
 
-def test_resumed_run_continues_its_log(tmp_path, library):
-    made = library("wandb")
-    list(runs.start(request(tmp_path, log="wandb"), stopped=lambda: True))
+@pytest.mark.parametrize("log", ["trackio", "wandb"])
+def test_resumed_run_continues_its_log(tmp_path, library, log):
+    made = library(log)
+    list(runs.start(request(tmp_path, log=log), stopped=lambda: True))
     list(resume(tmp_path / "model"))
     first, second = made.opened
-    assert first["id"] == second["id"]
+    assert second["resume"] == "allow"
+    assert first.get("id") == second.get("id")
+    assert (log == "trackio") == (first["resume"] == "never")  # another run may have its name
     steps = [step for step, numbers in made.logged if "loss/train" in numbers]
     assert steps == list(range(1, 15))
 

@@ -28,35 +28,42 @@ def require(log: Log) -> None:
     package, _, mode = log.partition(":")
     if find_spec(package) is None:
         raise UsageError(f"--log {log}: the package {package} is missing", f"pip install {package}")
-    if mode and not _import(log).api.api_key:  # or it would ask for one
+    if mode and not _has_login(_import(log)):
         raise UsageError(f"--log {log}: wandb is not logged in", "run: wandb login")
 
 
+def _has_login(library: Any) -> bool:
+    """Return whether wandb has a key, for which it would ask otherwise."""
+    try:
+        return bool(library.login(prompt=False, verify=False))
+    except TypeError:  # an older version
+        return bool(library.api.api_key)
+
+
 class Tracker:
-    """One session of a run in the library's log; a later session has the same id."""
+    """One session of a run in the library's log; a later session continues it."""
 
-    name = "the log of metrics"
-
-    def __init__(self, log: Log, record: RunRecord, title: str) -> None:
+    def __init__(self, log: Log, record: RunRecord, title: str, after_step: int) -> None:
         """Open the log; raise OSError if the library fails."""
         self.name = f"the log of {log}"
-        plan = record.plan
+        plan, self._library = record.plan, _import(log)
         config = asdict(plan.model) | asdict(plan.train) | {"parameters": n_parameters(plan.model)}
         values: dict[str, Any] = {"project": _PROJECT, "name": title, "config": config}
-        values["resume"] = "allow"
-        if log != "trackio":
-            online = log.endswith(":online")
-            values |= {"id": record.run_id, "mode": "online" if online else "offline"}
-        self._run = _call(_import(log).init, **values)
+        if log == "trackio":  # knows runs by their names, which other runs may have had
+            values["resume"] = "allow" if after_step else "never"
+        else:
+            mode = "online" if log.endswith(":online") else "offline"
+            values |= {"id": record.run_id, "resume": "allow", "mode": mode}
+        _call(self._library.init, **values)
 
     def add(self, report: RunReport) -> None:
         """Log the numbers of a report."""
         if isinstance(report, StepReport | EvalReport):
-            _call(self._run.log, scalars(report), step=report.step)
+            _call(self._library.log, scalars(report), step=report.step)
 
     def close(self) -> None:
         """Write what is buffered."""
-        _call(self._run.finish)
+        _call(self._library.finish)
 
 
 def _import(log: Log) -> Any:

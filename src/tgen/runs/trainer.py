@@ -85,7 +85,8 @@ class Trainer:
             open_log = partial(tensorboard.EventFile, folder, step)
             reports = tensorboard.write_events(reports, open_log, after_step=step)
         if record.log is not None and distributed.is_rank_zero():
-            open_log = partial(tracking.Tracker, record.log, record, self.out.resolve().name)
+            name = self.out.resolve().name
+            open_log = partial(tracking.Tracker, record.log, record, name, step)
             reports = tensorboard.write_events(reports, open_log, after_step=step)
         yield from reports
 
