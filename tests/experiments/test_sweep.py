@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 
 import pytest
 
@@ -15,6 +15,7 @@ from tgen.experiments.sweep import SweepRequest, dry_run, run_names, sweep, trai
 from tgen.reports.sweep import SweepPlanReport, SweepRunReport
 from tgen.reports.training import PlanReport, StepReport
 from tgen.runs import log as run_log
+from tgen.runs import prepare
 
 
 def make(folder, name="sweep", *, values=None, n_seeds=2, steps=4, **more):
@@ -192,12 +193,17 @@ def test_budget_in_flop_gives_more_steps_to_smaller_models(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-def test_seeds_share_what_depends_on_the_measured_speed(tmp_path):
+def test_runs_share_what_depends_on_the_measured_speed(tmp_path, monkeypatch):
+    speeds = cycle([2e8, 1e12])
+    monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: next(speeds))
     train = TrainConfig(minutes=0.02)
-    cell = request(tmp_path, train=train, overrides={"batch_size": None, "eval_every": None})
-    asked = SweepRequest(out=tmp_path / "sweep", cells=[({}, cell)], seeds=[1, 2])
-    reports = list(sweep(asked))
-    first, second = ({**r.settings, "seed": 0} for r in reports if isinstance(r, PlanReport))
-    assert first == second
+    values = [{"learning_rate": "1e-3"}, {"learning_rate": "3e-3"}]
+    shape = {"batch_size": None, "eval_every": None}
+    cells = [(one, request(tmp_path, train=train, overrides=shape | one)) for one in values]
+    asked = SweepRequest(out=tmp_path / "sweep", cells=cells, seeds=[1, 2])
+    plans = [report for report in sweep(asked) if isinstance(report, PlanReport)]
+    ignored = {"seed": 0, "learning_rate": 0, "embedding_learning_rate": 0}
+    first, *others = [report.settings | ignored for report in plans]
+    assert others == [first] * 3
     assert first["minutes"] == 0.02
-    assert results(reports).keys() == {"seed=1", "seed=2"}
+    assert len({report.size for report in plans}) == 1

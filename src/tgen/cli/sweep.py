@@ -331,7 +331,7 @@ class _Display:
         if self._plan is not None and run is not None:
             table.add_row(_cells_table(self._plan, self._losses))
         name = f"{run.name} · " if run else ""
-        left = f" · about {_duration(run.seconds_left)} in all" if run else ""
+        left = f" · sweep: about {_duration(run.seconds_left)} left" if run else ""
         table.add_row(Text(f"{name}{self._line}{left}"))
         return table
 

@@ -13,12 +13,13 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tgen import runs
+from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, LockedError, ModelError, TrainingError, UsageError
 from tgen.experiments.halving import best_cells, make_rungs, total_share
 from tgen.reports.sweep import CellPlan, Rung, SweepPlanReport, SweepRunReport
@@ -343,15 +344,33 @@ def _identity(request: SweepRequest) -> dict[str, Any]:
 
 def _plan(request: SweepRequest) -> Generator[PhaseReport, None, _Record]:
     """Plan all cells; raise the errors of a start."""
-    cells, digests = [], set()
+    cells: list[CellPlan] = []
+    digests = set()
     for number, (values, run) in enumerate(request.cells, 1):
         phase = f"planning {number} of {len(request.cells)}" * (len(request.cells) > 1)
+        model = _values_of_model(values)
+        like = [cell for cell in cells if _values_of_model(cell.values) == model]
+        if like:  # the same size, and what follows from the measured speed
+            size: Any = like[0].size or run.size
+            run = replace(run, size=size, train=replace(run.train, **like[0].settings))
+        elif cells:
+            precision = cells[0].settings["precision"]
+            run = replace(run, train=replace(run.train, precision=precision))
         cell, digest = yield from _plan_cell(request, values, run, phase)
+        if like:
+            cell = replace(cell, settings=like[0].settings)
         cells.append(cell)
         digests.add(digest)
     if len(digests) > 1:
         raise CorpusError("the corpus changed while the sweep was planned", "start again")
     return _Record(request=_identity(request), cells=cells, corpus_sha256=digests.pop())
+
+
+def _values_of_model(values: dict[str, str]) -> dict[str, str]:
+    """Return the values on which size and speed depend: not those of hyperparameters."""
+    of_speed = {"optimizer", "lora"}
+    names = {one.name for one in fields(TrainConfig)} - of_speed
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _plan_cell(
@@ -393,7 +412,7 @@ def _plan_cell(
     settings = {
         name: report.settings[name]
         for name in _CHOSEN_ONCE
-        if getattr(run.train, name) is None and name not in unused
+        if name not in unused and (name == "precision" or getattr(run.train, name) is None)
     }
     if steps:
         cell = replace(cell, seconds=steps * step_tokens / (report.tokens_per_second or 1.0))

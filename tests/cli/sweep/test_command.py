@@ -107,11 +107,14 @@ def test_sweep_ends_with_its_results(run_here, corpus):
     shown = run_here(*command, cwd=corpus)
     assert shown.returncode == 0, shown.stderr
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
-    done = [one for one in lines if one["kind"] == "SweepRunReport" and one["state"] == "done"]
+    done = [one for one in lines if one.get("state") == "done"]
     assert [one["name"] for one in done] == [
         "learning_rate=1e-3_seed=1337",
         "learning_rate=1e-2_seed=1337",
     ]
+    assert lines[-1]["schema"] == "tgen.compare/1"
+    losses = {one["name"]: one["best"] for one in lines[-1]["runs"]}
+    assert losses == {one["name"]: one["bits_per_byte"] for one in done}
     assert b"bits/byte" in shown.stderr
     again = run_here(*command, cwd=corpus)
     assert again.returncode == 0
