@@ -13,7 +13,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.experiments.sweep import SweepRequest, dry_run, run_names, sweep, training_order
 from tgen.reports.sweep import SweepPlanReport, SweepRunReport
-from tgen.reports.training import PlanReport, StepReport
+from tgen.reports.training import StepReport
 from tgen.runs import log as run_log
 from tgen.runs import prepare
 
@@ -123,13 +123,17 @@ def test_halving_trains_the_better_cells_longer(tmp_path):
     assert {names[cell] for cell in kept} == {*better}
 
 
-def test_several_processes_keep_the_same_cells(tmp_path):
+def test_slow_process_leaves_what_another_one_has_trained_further(tmp_path):
     values = [{"learning_rate": rate} for rate in ("1e-9", "3e-3", "1e-2")]
     asked = make(tmp_path, values=values, steps=4, n_seeds=1, halving=True)
-    pairs = zip_longest(*(sweep(asked, wait=lambda: None) for _ in range(2)))
-    reports = [report for pair in pairs for report in pair if report is not None]
-    steps = [report.step for report in reports if isinstance(report, StepReport)]
-    assert sorted(steps) == [1, 1, 1, 2, 2, 2, 3, 3, 4, 4]
+    slow = sweep(asked)
+    assert next(r.state for r in slow if isinstance(r, SweepRunReport)) == "training"
+    steps = [report.step for report in sweep(asked) if isinstance(report, StepReport)]
+    assert steps == [1, 2, 1, 2, 1, 2, 3, 4, 3, 4]
+    record, trained = (asked.out / "sweep.json").read_text(), weights(asked.out)
+    assert not [report for report in slow if isinstance(report, StepReport)]
+    assert (asked.out / "sweep.json").read_text() == record
+    assert weights(asked.out) == trained
 
 
 def test_equal_or_invalid_combinations_are_refused_before_the_first_run(tmp_path):
@@ -194,16 +198,22 @@ def test_budget_in_flop_gives_more_steps_to_smaller_models(tmp_path):
 
 
 def test_runs_share_what_depends_on_the_measured_speed(tmp_path, monkeypatch):
-    speeds = cycle([2e8, 1e12])
+    speeds, started = cycle([1e9, 1e12]), []
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: next(speeds))
-    train = TrainConfig(minutes=0.02)
     values = [{"learning_rate": "1e-3"}, {"learning_rate": "3e-3"}]
-    shape = {"batch_size": None, "eval_every": None}
-    cells = [(one, request(tmp_path, train=train, overrides=shape | one)) for one in values]
+    cells = [(one, request(tmp_path, train=TrainConfig(minutes=5))) for one in values]
+    cells = [(one, replace(run, overrides=one)) for one, run in cells]
+
+    def start(run, **_):
+        started.append(run)
+        raise TrainingError("not in a test")
+        yield
+
+    monkeypatch.setattr(runs, "start", start)
     asked = SweepRequest(out=tmp_path / "sweep", cells=cells, seeds=[1, 2])
-    plans = [report for report in sweep(asked) if isinstance(report, PlanReport)]
-    ignored = {"seed": 0, "learning_rate": 0, "embedding_learning_rate": 0}
-    first, *others = [report.settings | ignored for report in plans]
-    assert others == [first] * 3
-    assert first["minutes"] == 0.02
-    assert len({report.size for report in plans}) == 1
+    (plan, *_) = (r for r in sweep(asked) if isinstance(r, SweepPlanReport))
+    assert plan.cells[0].settings.keys() > {"precision", "batch_size", "warmup_steps"}
+    assert len(started) == 4
+    for run in started:
+        settings = {name: getattr(run.train, name) for name in plan.cells[0].settings}
+        assert (run.size, settings) == (plan.cells[0].size, plan.cells[0].settings)

@@ -252,9 +252,9 @@ class _Sweep:
             return False
         values, _ = saved_state.load_record(out)
         [(name, wanted)] = _budget(self.record.cells[cell], self.rungs[rung]).items()
-        reached = values["plan"]["train"][name]
-        if reached != wanted:
-            return bool(reached > wanted)
+        budget = values["plan"]["train"][name]
+        if budget != wanted:
+            return bool(budget > wanted)
         saved = saved_state.newest_counters(out, run_id=values["run_id"])
         if saved is None or saved.progress["step"] != saved.progress["total_steps"]:
             return False
@@ -268,14 +268,17 @@ class _Sweep:
         out = self.request.out / self.names[cell][seed]
         budget = _budget(plan, self.rungs[rung])
         if saved_state.has_run(out):
-            resumed = ResumeRequest(
-                out=out,
-                settings=budget,
-                override=True,
-                device=request.device,
-                threads=request.threads,
-            )
-            yield from runs.resume(resumed, stopped=self.stopped)
+            [(name, wanted)] = budget.items()
+            old = saved_state.load_record(out)[0]["plan"]["train"][name]
+            if old <= wanted:  # else another process has begun the next rung since `_is_done`
+                resumed = ResumeRequest(
+                    out=out,
+                    settings=budget if old < wanted else {},
+                    override=old < wanted,
+                    device=request.device,
+                    threads=request.threads,
+                )
+                yield from runs.resume(resumed, stopped=self.stopped)
             return
         train = replace(request.train, **plan.settings, **budget, seed=self.request.seeds[seed])
         size: Any = plan.size
