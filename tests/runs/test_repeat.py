@@ -2,17 +2,23 @@
 
 import json
 from dataclasses import replace
+from itertools import accumulate, chain
+from itertools import repeat as repeat_number
 
 import pytest
 
 from support.models import TEXT
-from support.runs import load_run, request, resume
+from support.runs import load_run, progress, request, resume
 from tgen import runs
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.reports.training import DoneReport, PlanReport
 from tgen.runs import RunRequest
-from tgen.training import schedule
+from tgen.training import loop
+
+# Rates at which a run goes back to an earlier step and ends before its last one
+EARLY = {"learning_rate": "0.3", "matrix_learning_rate": "0.3", "dropout": "0"}
+EARLY |= {"patience": "1", "eval_every": "3"}
 
 
 def repeat(folder, name="again", of="model", **values):
@@ -20,9 +26,10 @@ def repeat(folder, name="again", of="model", **values):
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """Let a run of a second take steps."""
-    monkeypatch.setattr(schedule, "EXIT_SECONDS", 0)
+def clock(monkeypatch):
+    """A clock by which later steps take longer, so that a run ends earlier than it planned."""
+    seconds = accumulate(chain(repeat_number(1.0, 100), repeat_number(4.0)))
+    monkeypatch.setitem(loop.train.__kwdefaults__, "clock", lambda: next(seconds))
 
 
 def weights(folder, name):
@@ -33,33 +40,36 @@ def weights(folder, name):
     "values",
     [
         {},
-        {"train": TrainConfig(minutes=0.02)},
-        {
-            "train": TrainConfig(steps=30),
-            "overrides": {"patience": "1", "matrix_learning_rate": "3"},
-        },
+        {"train": TrainConfig(minutes=3)},
+        {"train": TrainConfig(steps=40), "overrides": EARLY},
         {"train": TrainConfig(steps=6, val_fraction=0), "ngrams": True},
     ],
     ids=["steps", "minutes", "early stopping", "nothing held out"],
 )
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("clock")
 def test_repeated_run_has_the_same_weights(tmp_path, values):
     done = list(runs.start(request(tmp_path, **values)))[-1]
     assert done.step > 4
+    history = progress(tmp_path / "model")["end_history"]
+    assert (len(history) > 1) == (
+        values.get("train", TrainConfig(steps=1)).steps is None
+    )  # the steps became fewer in the decay
+    assert done.stopped_early == ("patience" in values.get("overrides", {}))
     again = repeat(tmp_path)
     assert isinstance(done, DoneReport)
     assert isinstance(again[-1], DoneReport)
     assert weights(tmp_path, "again") == weights(tmp_path, "model")
     assert again[-1].best_bits_per_byte == done.best_bits_per_byte
     assert [report.notes for report in again if isinstance(report, PlanReport)] == [[]]
-    assert load_run(tmp_path / "again")[0]["plan"]["train"]["steps"] == done.step
+    assert again[-1].step == done.step
+    assert load_run(tmp_path / "again")[0]["plan"]["train"]["steps"] is not None
     assert repeat(tmp_path, "third", of="again")
     assert weights(tmp_path, "third") == weights(tmp_path, "model")
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("clock")
 def test_repeated_run_resumes_to_the_same_weights(tmp_path):
-    list(runs.start(request(tmp_path, train=TrainConfig(minutes=0.02))))
+    list(runs.start(request(tmp_path, train=TrainConfig(minutes=3))))
     stops = iter([False, True])
     again = RunRequest(out=tmp_path / "again", from_run=tmp_path / "model")
     done = list(runs.start(again, stopped=lambda: next(stops)))[-1]

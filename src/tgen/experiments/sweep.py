@@ -270,15 +270,15 @@ class _Sweep:
         if saved_state.has_run(out):
             [(name, wanted)] = budget.items()
             old = saved_state.load_record(out)[0]["plan"]["train"][name]
-            if old <= wanted:  # else another process has begun the next rung since `_is_done`
-                resumed = ResumeRequest(
-                    out=out,
-                    settings=budget if old < wanted else {},
-                    override=old < wanted,
-                    device=request.device,
-                    threads=request.threads,
-                )
-                yield from runs.resume(resumed, stopped=self.stopped)
+            is_longer = old < wanted  # and never shorter: another process may have gone on
+            resumed = ResumeRequest(
+                out=out,
+                settings=budget if is_longer else {},
+                override=is_longer,
+                device=request.device,
+                threads=request.threads,
+            )
+            yield from runs.resume(resumed, stopped=self.stopped)
             return
         train = replace(request.train, **plan.settings, **budget, seed=self.request.seeds[seed])
         size: Any = plan.size

@@ -5,7 +5,7 @@ import platform
 import secrets
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,8 +92,7 @@ class PreparedRun:
     scaling: ScalingReport | None = None  # only if requested by a dry run
     baseline_text: tuple[Documents, Documents] | None = None  # to measure baselines on, until then
     index_text: Documents | None = None  # to index
-    # First step of the decay, and last step, of the run that is repeated
-    schedule: tuple[int, int] | None = None
+    ends: list[list[int]] = field(default_factory=list)  # to repeat, see `Progress`
 
     def new_state(self, *, restored: bool = False) -> TrainState:
         """Return the training state before the first step; if it will be `restored`, its weights
@@ -112,8 +111,7 @@ class PreparedRun:
             parallel=self.parallel,
         )
         state.progress.closing_seconds = plan.closing_seconds
-        if self.schedule is not None:
-            state.progress.decay_start, state.progress.total_steps = self.schedule
+        state.progress.ends_to_repeat = self.ends
         if self.record.start_from is not None and plan.tokens_per_second:
             n_tokens = plan.train.batch_size * plan.context_length
             state.progress.planned_step_seconds = n_tokens / plan.tokens_per_second
@@ -574,9 +572,9 @@ def broadcast_run(
         prepared.record,
         prepared.tokenizer.json,
         prepared.parallel,
-        prepared.schedule,
+        prepared.ends,
     )
-    record, tokenizer, parallel, schedule = distributed.broadcast(values)
+    record, tokenizer, parallel, ends = distributed.broadcast(values)
     if prepared is not None:
         return prepared
     n_rows = record.plan.model.vocab_size
@@ -590,5 +588,5 @@ def broadcast_run(
         weights,
         pairs,
         parallel=parallel,
-        schedule=schedule,
+        ends=ends,
     )

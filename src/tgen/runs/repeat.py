@@ -1,7 +1,7 @@
 """A run repeated from the record of another: the same text, tokens, settings and steps.
 
 A run with --minutes ends by the clock, so the repetition takes the steps that it took, and decays
-the learning rate from the same one. On the same machine, its weights are the same bits.
+the learning rate as it did. On the same machine, its weights are the same bits.
 """
 
 from collections.abc import Generator, Mapping
@@ -30,6 +30,7 @@ from tgen.runs.resuming import environment_diff, load_progress, load_tokenizer, 
 from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
 from tgen.runs.tokenizing import PhaseProgress
+from tgen.training.state import Progress
 
 
 def prepare_again(
@@ -42,13 +43,17 @@ def prepare_again(
     """
     source = request.from_run
     assert source is not None
-    old, tokens_entry, schedule, environment = _read_run(source)
+    old, tokens_entry, progress, environment = _read_run(source)
+    ends, steps = progress.ends_to_repeat, old.plan.train.steps
+    if steps is None:
+        steps = last = progress.total_steps or 0
+        ends = progress.end_history or [[last, last, last]]  # it had learned all answers
     device = choose_device(old.device if request.device == "auto" else request.device)
     rank_sync.check_same_software(device)
     memory = rank_sync.min_rank_memory(device)
     set_threads(request.threads or (None if distributed.launched() else old.threads))
     weights, pairs = yield from _load_base(old)
-    train = replace(old.plan.train, steps=schedule[1], minutes=TrainConfig.minutes, max_steps=None)
+    train = replace(old.plan.train, steps=steps, minutes=TrainConfig.minutes, max_steps=None)
     choices = [choice for choice in old.plan.choices if choice.name != "steps"]
     record = replace(
         old,
@@ -102,7 +107,7 @@ def prepare_again(
         run_state.load_general(source),
         rank_sync.resolve_parallel(record.plan, device, memory, request.parallel, frozen=frozen),
         index_text=training_documents(text, record) if request.index else None,
-        schedule=schedule,
+        ends=ends,
     )
     if difference := environment_diff(environment, prepared.environment()):
         record.plan.notes.append(f"the weights may differ from those in {source}: {difference}")
@@ -111,8 +116,8 @@ def prepare_again(
 
 def _read_run(
     source: Path,
-) -> tuple[RunRecord, Mapping[str, Any], tuple[int, int], Mapping[str, Any]]:
-    """Return a run's record, tokens entry, schedule (see `PreparedRun`) and environment."""
+) -> tuple[RunRecord, Mapping[str, Any], Progress, Mapping[str, Any]]:
+    """Return a run's record, tokens entry, counters and environment."""
     if not run_state.is_run(source):
         raise TrainingError(
             f"--from-run: {source} contains no run", "name a directory that tgen train has written"
@@ -127,12 +132,18 @@ def _read_run(
         )
     saved = run_state.newest_counters(source, run_id=record.run_id)
     progress = load_progress(saved, record) if saved else None
-    if not saved or not progress or progress.total_steps is None or progress.decay_start is None:
+    if not saved or not progress or progress.total_steps is None:
         raise TrainingError(
             f"the run in {source} has not ended: its number of steps is unknown",
             f"resume it first: tgen train --resume --out {source}",
         )
-    return record, tokens_entry, (progress.decay_start, progress.total_steps), saved.environment
+    if "end_history" not in saved.progress:
+        raise TrainingError(
+            f"the run in {source} cannot be repeated: it is of tgen {saved.environment['tgen']}, "
+            "which did not record when the learning rate decays",
+            "start a new run with the options that you want",
+        )
+    return record, tokens_entry, progress, saved.environment
 
 
 def _load_base(

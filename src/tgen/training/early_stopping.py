@@ -108,5 +108,6 @@ def reset_end(progress: Progress, end_changes: int) -> None:
     `end_changes` counts how often that happened."""
     progress.end_changes = end_changes
     progress.decay_start = progress.total_steps = None
+    progress.end_history, progress.ends_to_repeat = [], []
     progress.restore_best = progress.stopped_early = progress.evaluated_in_decay = False
     progress.worse_evals = progress.exact_evals = 0

@@ -69,7 +69,7 @@ def train(
     pending: list[Tensor] = []  # losses on the device
     synced_at = clock()
     while not progress.restore_best and progress.step != progress.total_steps:
-        if not pending or config.max_steps is not None:
+        if not pending or config.max_steps is not None or progress.ends_to_repeat:
             progress.seconds = clock() - started
             update_schedule(progress, config)
         with product_precision(config.precision), distributed.short_timeout():
@@ -244,9 +244,10 @@ def _check_answers(
 
 
 def _remaining(progress: Progress, config: ResolvedTrainConfig) -> dict[str, float]:
-    if progress.total_steps is not None:
-        left = (progress.total_steps - progress.step) * seconds_per_step(progress)
-        done = progress.step / progress.total_steps
+    total_steps = progress.total_steps or config.steps
+    if total_steps is not None:
+        left = (total_steps - progress.step) * seconds_per_step(progress)
+        done = progress.step / total_steps
     else:
         left = max(0.0, config.minutes * 60 - progress.seconds)
         done = progress.seconds / (config.minutes * 60)

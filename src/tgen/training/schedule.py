@@ -23,8 +23,13 @@ def lr_factor(progress: Progress, config: ResolvedTrainConfig, step: int) -> flo
 
 def start_decay(progress: Progress, steps: int) -> None:
     """Decay the learning rate from this step on, over `steps` steps."""
-    progress.decay_start = progress.step
-    progress.total_steps = progress.step + max(1, steps)
+    _set_end(progress, progress.step, progress.step + max(1, steps))
+
+
+def _set_end(progress: Progress, decay_start: int, total_steps: int) -> None:
+    """Set the schedule by the clock, and note it for a repetition of the run."""
+    progress.decay_start, progress.total_steps = decay_start, total_steps
+    progress.end_history = [*progress.end_history, [progress.step, decay_start, total_steps]]
 
 
 def in_decay(progress: Progress) -> bool:
@@ -35,7 +40,10 @@ def in_decay(progress: Progress) -> bool:
 def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
     """Fix the first step of the decay and the last step as soon as both are known."""
     if config.steps is not None:
-        if progress.total_steps is None:
+        for step, decay_start, total_steps in progress.ends_to_repeat:
+            if step == progress.step:
+                progress.decay_start, progress.total_steps = decay_start, total_steps
+        if progress.total_steps is None and not progress.ends_to_repeat:
             progress.total_steps = config.steps
             progress.decay_start = round(config.steps * (1 - config.decay_fraction))
         return
@@ -54,14 +62,18 @@ def update_schedule(progress: Progress, config: ResolvedTrainConfig) -> None:
         needed = (progress.total_steps - progress.step) * seconds_per_step(progress)
         if progress.seconds + needed > _OVERTIME * (progress.seconds + time_left):
             steps = int(max(0.0, time_left) / seconds_per_step(progress))
-            progress.total_steps = progress.step + max(1, steps)
+            start = progress.step if progress.decay_start is None else progress.decay_start
+            _set_end(progress, start, progress.step + max(1, steps))
 
 
 def end_in_time(progress: Progress, config: ResolvedTrainConfig) -> None:
     """End after this step if the minutes are over before the decay could start."""
+    step = progress.step
     is_late = seconds_left(progress, config) < seconds_per_step(progress) / 2
     if is_late and config.steps is None and progress.total_steps is None:
-        progress.decay_start = progress.total_steps = progress.step
+        _set_end(progress, step, step)
+    if [step, step, step] in progress.ends_to_repeat:
+        progress.decay_start = progress.total_steps = step
 
 
 def seconds_per_step(progress: Progress) -> float:

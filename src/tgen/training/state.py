@@ -36,6 +36,9 @@ class Progress:
     setup_seconds: float = 0.0  # part of `seconds` before the first step
     decay_start: int | None = None  # reset by early stopping and by another end
     total_steps: int | None = None
+    # Each time the clock set these two: the step, `decay_start` and `total_steps`
+    end_history: list[list[int]] = field(default_factory=list)
+    ends_to_repeat: list[list[int]] = field(default_factory=list)  # history of another run
     end_changes: int = 0  # how often the end had been overridden when these two were chosen
     best_step: int = 0
     best_bits_per_byte: float | None = None
