@@ -50,10 +50,8 @@ def weights(folder, name):
 def test_repeated_run_has_the_same_weights(tmp_path, values):
     done = list(runs.start(request(tmp_path, **values)))[-1]
     assert done.step > 4
-    history = progress(tmp_path / "model")["end_history"]
-    assert (len(history) > 1) == (
-        values.get("train", TrainConfig(steps=1)).steps is None
-    )  # the steps became fewer in the decay
+    if "train" in values and values["train"].steps is None:  # they became fewer in the decay
+        assert len(progress(tmp_path / "model")["end_history"]) > 1
     assert done.stopped_early == ("patience" in values.get("overrides", {}))
     again = repeat(tmp_path)
     assert isinstance(done, DoneReport)
