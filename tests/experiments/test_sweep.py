@@ -162,6 +162,10 @@ def test_other_sweeps_and_files_are_left_alone(tmp_path):
     (tmp_path / "other" / "file").touch()
     with pytest.raises(UsageError, match="other contains other files: file"):
         list(sweep(make(tmp_path, "other")))
+    (tmp_path / "other" / "sweep.json").write_text('{"cells": []}')
+    with pytest.raises(TrainingError, match=r"sweep\.json is damaged"):
+        list(sweep(make(tmp_path, "other")))
+    assert (tmp_path / "other" / "sweep.json").read_text() == '{"cells": []}'
 
 
 def test_changed_corpus_ends_the_sweep(tmp_path):

@@ -65,7 +65,7 @@ def parse_values(settings: list[str]) -> dict[str, list[str]]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         name, text = name.strip().replace("-", "_"), text.strip()
-        hint = "use, for example, --set learning_rate=1e-3,3e-3"
+        hint = "use, for example, --set n_layers=2,4"
         if not equals or not name:
             raise UsageError(f"--set: not FIELD=VALUES (got {setting!r})", hint)
         if name in parsed:
