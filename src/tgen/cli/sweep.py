@@ -25,12 +25,12 @@ from tgen.cli.options import (
     reading_options,
 )
 from tgen.cli.signals import StopSignal
-from tgen.cli.train.command import default_name
+from tgen.cli.train.command import default_name, read_out
 from tgen.config.option import check_combinations, option
 from tgen.config.reading import PANEL, Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import TgenError, UsageError
-from tgen.reports.number_format import count, format_bytes
+from tgen.reports.number_format import count, format_bytes, format_duration
 from tgen.reports.sweep import SweepPlanReport, SweepRunReport
 from tgen.reports.training import DoneReport, PhaseReport, StepReport
 from tgen.runs import RunRequest
@@ -47,12 +47,6 @@ _VARIED["lora"] = "config"
 _SETTINGS = {"parameters": "size", "from": "start_from"}  # names in a comparison of runs
 _NOT_OF_A_SWEEP = {"out", "from_run", "overrides", "overwrite", "parallel", "n_ranks"}
 _NOT_OF_A_SWEEP |= {"device_memory", "index", "train", "reading", "command", "began"}
-
-
-def _read_out(text: str) -> Path:
-    if not text:
-        raise UsageError("--out is empty", "name a directory, or remove --out")
-    return Path(text)
 
 
 def parse_values(settings: list[str]) -> dict[str, list[str]]:
@@ -133,7 +127,7 @@ class SweepOptions:
         "--out -o",
         metavar="DIR",
         shown_default="sweeps/<name of the corpus>",
-        reader=Reader(str, _read_out),
+        reader=Reader(str, read_out),
     )
     dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
     json: bool = json_option("Write every report to stdout, one JSON object per line.")
@@ -293,7 +287,7 @@ class _Display:
                 self._line = report.phase
             case StepReport():
                 loss = "" if report.loss is None else f" · loss {report.loss:.3f}"
-                left = _duration(report.seconds_left)
+                left = format_duration(report.seconds_left)
                 self._line = f"step {report.step:,}{loss} · {left} left"
             case DoneReport():
                 self._line = "done"
@@ -310,7 +304,7 @@ class _Display:
             result = "done" if loss is None else f"{loss:.3f} bits/byte"
         else:
             self.failures.add(report.name)
-        left = f"{count(report.n_left, 'run')} left, about {_duration(report.seconds_left)}"
+        left = f"{count(report.n_left, 'run')} left, about {format_duration(report.seconds_left)}"
         console.print_status(f"{report.name}: {result} · {left}", quiet=self._quiet)
 
     def _show_plan(self, plan: SweepPlanReport) -> None:
@@ -331,7 +325,7 @@ class _Display:
         if self._plan is not None and run is not None:
             table.add_row(_cells_table(self._plan, self._losses))
         name = f"{run.name} · " if run else ""
-        left = f" · sweep: about {_duration(run.seconds_left)} left" if run else ""
+        left = f" · sweep: about {format_duration(run.seconds_left)} left" if run else ""
         table.add_row(Text(f"{name}{self._line}{left}"))
         return table
 
@@ -365,19 +359,13 @@ def _plan_lines(plan: SweepPlanReport) -> Iterator[str]:
     n_cells, n_seeds = len(plan.cells), len(plan.seeds)
     yield (
         f"{count(n_cells, 'combination')} × {count(n_seeds, 'seed')} = "
-        f"{count(n_cells * n_seeds, 'run')}, about {_duration(plan.seconds)} in all, "
+        f"{count(n_cells * n_seeds, 'run')}, about {format_duration(plan.seconds)} in all, "
         f"about {format_bytes(plan.disk_bytes)} on disk"
     )
     if len(plan.rungs) > 1:
         parts = [f"{rung.n_cells} for {rung.share:.3g}" for rung in plan.rungs]
         yield f"halving, combinations for a part of the time per run: {', '.join(parts)}"
     yield f"output {plan.out}; Ctrl-C saves and stops, the same command continues"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 command = make_command(sweep, SweepOptions, PANELS)

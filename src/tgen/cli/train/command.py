@@ -36,7 +36,8 @@ _RESUMABLE = {one.name for one in fields(ResumeRequest)}
 _FIXED = [one.name for one in fields(RunRequest) if one.name not in _RESUMABLE]
 
 
-def _read_out(text: str) -> Path:
+def read_out(text: str) -> Path:
+    """Return the path of --out; raise UsageError for an empty one."""
     if not text:
         raise UsageError("--out is empty", "name a directory, or remove --out")
     return Path(text)
@@ -50,7 +51,7 @@ class TrainOptions:
     reading: dict[str, Any] = reading_options()
     run: dict[str, Any] = nested(
         RunRequest,
-        out=Reader(str, _read_out),
+        out=Reader(str, read_out),
         overrides=Reader(list[str], parse_settings),
         parameters=Reader(str, partial(parse_count, "--parameters")),
         device_memory=Reader(str, partial(parse_size, "--device-memory")),
