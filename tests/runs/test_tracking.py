@@ -1,6 +1,7 @@
 """Metrics in Weights & Biases and trackio, through modules that stand in for their libraries."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,8 @@ def library(monkeypatch):
     def install(name, **values):
         made = Library(**values)
         monkeypatch.setitem(sys.modules, name, made)
-        monkeypatch.setattr(tracking, "find_spec", lambda one: one == name or None)
+        found = SimpleNamespace(origin="a file")
+        monkeypatch.setattr(tracking, "find_spec", lambda one: found if one == name else None)
         return made
 
     return install
@@ -95,6 +97,14 @@ def test_missing_library_or_login_is_refused_before_training(tmp_path, library):
     assert error.value.hint == "run: wandb login"
     assert not made.opened
     assert not (tmp_path / "model").exists()
+
+
+def test_directory_of_logs_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UsageError, match="the package wandb is missing"):
+        tracking.require("wandb")
 
 
 def test_failing_library_ends_its_log_and_not_the_run(tmp_path, library):

@@ -40,7 +40,7 @@ _CHOSEN_ONCE = (
     "batch_size", "precision", "activation_checkpointing", "momentum", "warmup_steps", "dropout",
     "weight_decay", "bpe_dropout", "bpe_dropout_in_decay", "eval_every", "eval_tokens",
 )  # fmt: skip
-# Of a request, what may differ when a sweep continues
+# Fields of a request that may differ when a sweep continues
 _FREE = ("out", "overwrite", "device", "threads", "command", "began", "log", "tensorboard")
 
 

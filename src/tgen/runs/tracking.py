@@ -26,7 +26,8 @@ def require(log: Log) -> None:
     """Raise UsageError if the library is missing, or has no login that it needs; call it before
     training."""
     package, _, mode = log.partition(":")
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a directory with logs may have its name
         raise UsageError(f"--log {log}: the package {package} is missing", f"pip install {package}")
     if mode and not _has_login(_import(log)):
         raise UsageError(f"--log {log}: wandb is not logged in", "run: wandb login")
