@@ -39,7 +39,6 @@ ALLOWED = {
     "benchmark": "machine checkpoint planning engine lora generation training loaded_model",
     "llm_plugin": "checkpoint generation loaded_model",
     "scoring": "corpus chat loaded_model",
-    "experiments": "corpus planning loaded_model runs scoring",
     "serve": "storage machine tokenizer corpus checkpoint chat engine inspection lora drawing "
     "generation loaded_model runs",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
