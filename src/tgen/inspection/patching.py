@@ -66,7 +66,7 @@ def patch_activations(
     if target == contrast:
         raise UsageError(
             f"--target and --contrast: the same token (got {first} for both)",
-            "pass two different tokens, or prompts with different answers",
+            "name another token by --contrast, or pass a prompt with another answer",
         )
     clean, corrupted = (float(one[target] - one[contrast]) for one in (logits, other_logits))
     if abs(clean - corrupted) < _MIN_DIFFERENCE:
