@@ -95,14 +95,14 @@ def check_cells(request: SweepRequest) -> None:
     known: list[tuple[Any, str]] = []
     for values, run in request.cells:
         words = " ".join(f"{name}={value}" for name, value in values.items())
-        parsed = parse_overrides(run.overrides)
+        parsed = replace(run, overrides={}), parse_overrides(run.overrides)
         for other, other_words in known:
-            if other == (replace(run, overrides={}), parsed):
+            if other == parsed:
                 raise UsageError(
                     f"two combinations are the same: {other_words} and {words}",
                     "remove one of the values",
                 )
-        known.append(((replace(run, overrides={}), parsed), words))
+        known.append((parsed, words))
 
 
 def run_names(request: SweepRequest) -> list[list[str]]:
@@ -182,13 +182,9 @@ class _Sweep:
         path = self.request.out / _RECORD
         try:
             values = json.loads(files.read(path))
-            cells = [CellPlan(**cell) for cell in values["cells"]]
-            return _Record(
-                request=values["request"],
-                cells=cells,
-                corpus_sha256=values["corpus_sha256"],
-                kept=values["kept"],
-            )
+            del values["tgen"]
+            values["cells"] = [CellPlan(**cell) for cell in values["cells"]]
+            return _Record(**values)
         except (ValueError, KeyError, TypeError):
             raise TrainingError(f"{path} is damaged", "choose another --out") from None
 
@@ -224,23 +220,18 @@ class _Sweep:
                 return
 
     def _report(self, cell: int, seed: int, rung: int, state: Any, **more: Any) -> SweepRunReport:
-        name, loss = self.names[cell][seed], None
-        if state == "done":
-            loss = _best_loss(self.request.out / name)
-        plan = self.record.cells[cell]
-        before = self.rungs[rung - 1].share if rung else 0.0
-        seconds = more["n_left"] * plan.seconds * (self.rungs[rung].share - before)
-        for previous, later in zip(self.rungs[rung:], self.rungs[rung + 1 :], strict=False):
-            runs_left = later.n_cells * len(self.request.seeds)
-            seconds += runs_left * plan.seconds * (later.share - previous.share)
+        name, before = self.names[cell][seed], self.rungs[rung - 1].share if rung else 0.0
+        later = total_share(self.rungs) - total_share(self.rungs[: rung + 1])
+        runs_left = more["n_left"] * (self.rungs[rung].share - before)
+        runs_left += later * len(self.request.seeds)
         return SweepRunReport(
             name=name,
             cell=cell,
             seed=self.request.seeds[seed],
             rung=rung,
             state=state,
-            bits_per_byte=loss,
-            seconds_left=seconds,
+            bits_per_byte=_best_loss(self.request.out / name) if state == "done" else None,
+            seconds_left=runs_left * self.record.cells[cell].seconds,
             **more,
         )
 
@@ -305,14 +296,13 @@ class _Sweep:
         """Return the best cells of a rung, which is recorded before any of them continues."""
         self.record = self._load()
         if len(self.record.kept) == rung:
-            losses: dict[int, list[float | None]] = {}
-            for cell in cells:
-                done = [name not in self.failures for name in self.names[cell]]
-                paths = [self.request.out / name for name in self.names[cell]]
-                losses[cell] = [
-                    _best_loss(path) if is_done else None
-                    for path, is_done in zip(paths, done, strict=True)
+            losses = {
+                cell: [
+                    None if name in self.failures else _best_loss(self.request.out / name)
+                    for name in self.names[cell]
                 ]
+                for cell in cells
+            }
             best = best_cells(losses, self.rungs[rung + 1].n_cells)
             self.record = replace(self.record, kept=[*self.record.kept, best])
             self._save(self.record)
@@ -330,19 +320,16 @@ def _best_loss(out: Path) -> float | None:
 
 def _identity(request: SweepRequest) -> dict[str, Any]:
     """Return what must be the same for a sweep to continue, as JSON values."""
-    settings = []
-    for _, run in request.cells:
-        values = asdict(run)
-        settings.append({name: values[name] for name in values if name not in _FREE})
+    requests = [asdict(run) for _, run in request.cells]
     identity = {
         "combinations": [values for values, _ in request.cells],
         "seeds": request.seeds,
         "halving": request.halving,
         "flop": request.flop,
-        "settings": settings,
+        "settings": [{k: v for k, v in one.items() if k not in _FREE} for one in requests],
     }
-    same: dict[str, Any] = json.loads(json.dumps(identity, default=str))
-    return same
+    values: dict[str, Any] = json.loads(json.dumps(identity, default=str))
+    return values
 
 
 def _plan(request: SweepRequest) -> Generator[PhaseReport, None, _Record]:
@@ -352,17 +339,15 @@ def _plan(request: SweepRequest) -> Generator[PhaseReport, None, _Record]:
     for number, (values, run) in enumerate(request.cells, 1):
         phase = f"planning {number} of {len(request.cells)}" * (len(request.cells) > 1)
         model = _values_of_model(values)
-        like = [cell for cell in cells if _values_of_model(cell.values) == model]
+        like = next((cell for cell in cells if _values_of_model(cell.values) == model), None)
         if like:  # the same size, and what follows from the measured speed
-            size: Any = like[0].size or run.size
-            run = replace(run, size=size, train=replace(run.train, **like[0].settings))
+            size: Any = like.size or run.size
+            run = replace(run, size=size, train=replace(run.train, **like.settings))
         elif cells:
             precision = cells[0].settings["precision"]
             run = replace(run, train=replace(run.train, precision=precision))
         cell, digest = yield from _plan_cell(request, values, run, phase)
-        if like:
-            cell = replace(cell, settings=like[0].settings)
-        cells.append(cell)
+        cells.append(replace(cell, settings=like.settings) if like else cell)
         digests.add(digest)
     if len(digests) > 1:
         raise CorpusError("the corpus changed while the sweep was planned", "start again")
