@@ -26,22 +26,14 @@ SCALES: dict[Scale, str] = {"step": "step", "token": "token", "time": "time", "f
 _UNITS: dict[Scale, list[tuple[float, str]]] = {  # the last one that is below the largest value
     "step": [(1, "step")],
     "token": [
-        (1, "tokens"),
-        (1e3, "thousand tokens"),
-        (1e6, "million tokens"),
-        (1e9, "billion tokens"),
+        *((1, "tokens"), (1e3, "thousand tokens")),
+        *((1e6, "million tokens"), (1e9, "billion tokens")),
     ],
     "time": [(1, "seconds"), (60, "minutes"), (3600, "hours")],
-    "flop": [
-        (1, "FLOP"),
-        (1e6, "MFLOP"),
-        (1e9, "GFLOP"),
-        (1e12, "TFLOP"),
-        (1e15, "PFLOP"),
-        (1e18, "EFLOP"),
-    ],
+    "flop": [(1, "FLOP"), *((1e3**i, f"{prefix}FLOP") for i, prefix in enumerate("MGTPE", 2))],
 }
-_COSTS = [">steps", ">tokens", ">time", ">parameters", ">FLOP"]
+_COSTS = (">steps", ">tokens", ">time", ">parameters", ">FLOP")
+_TEXT = ">held-out text"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_VALUES = 6  # of a setting in the table of differences
 _NAMED_RUNS = 4  # up to so many, their names follow the values
@@ -54,35 +46,38 @@ _LAST_LATIN = "\u017f"  # of the characters that LaTeX typesets without another 
 
 
 @dataclass(frozen=True)
-class Cells:
+class TextTable:
     """A table as printable text; `>` before the name of a column right-aligns it."""
 
     title: str
-    names: list[str]
-    rows: list[list[str]]
-    n_keys: int  # first columns, which identify a row
+    rows: list[dict[str, str]]  # at least one; by column, the same ones in each
+    keys: Sequence[str] = ()  # columns that identify a row
 
-    def fitting(self, width: int) -> "list[Cells]":
-        """Return the table or, if it is too wide, one without and one with the costs."""
-        columns = zip(self.names, *self.rows, strict=True)
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.rows[0])
+
+    def fitting(self, width: int) -> "list[TextTable]":
+        """Return the table or, if it is wider than `width` characters, one without and one with the
+        costs."""
+        columns = zip(self.names, *(row.values() for row in self.rows), strict=True)
         widths = [max(len(cell.removeprefix(">")) for cell in column) + 2 for column in columns]
-        if sum(widths) - 2 <= width or self.names[-len(_COSTS) :] != _COSTS:
+        if sum(widths) - 2 <= width or not {*_COSTS} <= {*self.names}:
             return [self]
-        n, n_costs = self.n_keys, len(_COSTS)
-        rows = [row[:n] + row[-n_costs:] for row in self.rows]
-        costs = Cells("", self.names[:n] + _COSTS, rows, n)
-        rows = [row[:-n_costs] for row in self.rows]
-        return [replace(self, names=self.names[:-n_costs], rows=rows), costs]
+        others = [name for name in self.names if name not in _COSTS]
+        costs = [name for name in self.names if name in (*self.keys, *_COSTS)]
+        return [
+            TextTable(title, [{name: row[name] for name in names} for row in self.rows])
+            for title, names in ((self.title, others), ("", costs))
+        ]
 
 
-def comparison_tables(report: ComparisonReport) -> list[Cells]:
+def comparison_tables(report: ComparisonReport) -> list[TextTable]:
     """Return the tables of the groups, the runs, and the settings that differ."""
-    tables = [_groups(report)] if report.by else []
-    tables.append(_runs(report))
-    if report.differing:
-        rows = [[name, _spread(report.runs, name)] for name in report.differing]
-        tables.append(Cells("settings that differ", ["setting", "values"], rows, 1))
-    return tables
+    spread = [{"setting": n, "values": _spread(report.runs, n)} for n in report.differing]
+    tables = [_groups(report), _runs(report), TextTable("settings that differ", spread)]
+    return [one for one in tables if one.rows]
 
 
 def comparison_notes(report: ComparisonReport) -> Iterator[str]:
@@ -99,68 +94,59 @@ def comparison_notes(report: ComparisonReport) -> Iterator[str]:
         )
 
 
-def _runs(report: ComparisonReport) -> Cells:
-    texts = _held_out_texts(report)
-    has_text = any(run.text is not None for run in report.runs)
+def _runs(report: ComparisonReport) -> TextTable:
+    texts = _number_texts(report)
     has_state = any(run.state != "finished" for run in report.runs)
-    names = ["run", *report.columns]
-    names += ["state"] * has_state + [">held-out text"] * (len(texts) > 1)
-    names += [">best", ">final"] + [">text", ">difference", ">p"] * has_text
-    rows = []
-    for run in report.runs:
-        row = [one_line(run.name), *(_value(run.settings.get(name)) for name in report.columns)]
-        row += [run.state] * has_state + [str(texts.index(run.held_out) + 1)] * (len(texts) > 1)
-        row += [_bits(run.best), _bits(run.final)] + _score(run.text) * has_text
-        rows.append([*row, *_costs(run)])
-    return Cells("runs", [*names, *_COSTS], rows, 1)
-
-
-def _groups(report: ComparisonReport) -> Cells:
-    texts = _held_out_texts(report)
-    has_text = any(group.text is not None for group in report.groups)
-    names = [*report.by, *[">held-out text"] * (len(texts) > 1), ">runs", ">best", ">final"]
+    has_text = any(run.text is not None for run in report.runs)
     rows = [
-        [
-            *map(_value, group.values.values()),
-            *[str(texts.index(group.held_out) + 1)] * (len(texts) > 1),
-            str(len(group.runs)),
-            *(_mean(one) for one in (group.best, group.final, *[group.text] * has_text)),
-            *_costs(group),
-        ]
+        {"run": one_line(run.name)}
+        | {name: _value(run.settings.get(name)) for name in report.columns}
+        | ({"state": run.state} if has_state else {})
+        | texts[run.held_out]
+        | {">best": _bits(run.best), ">final": _bits(run.final)}
+        | (_score(run.text) if has_text else {})
+        | _costs(run)
+        for run in report.runs
+    ]
+    return TextTable("runs", rows, ["run"])
+
+
+def _groups(report: ComparisonReport) -> TextTable:
+    texts = _number_texts(report)
+    has_text = any(group.text is not None for group in report.groups)
+    rows = [
+        {name: _value(value) for name, value in group.values.items()}
+        | texts[group.held_out]
+        | {">runs": str(len(group.runs)), ">best": _mean(group.best), ">final": _mean(group.final)}
+        | ({">text": _mean(group.text)} if has_text else {})
+        | _costs(group)
         for group in report.groups
     ]
-    title = f"means by {' and '.join(report.by)}"
-    n_keys = names.index(">runs")
-    return Cells(title, [*names, *[">text"] * has_text, *_COSTS], rows, n_keys)
+    return TextTable(f"means by {' and '.join(report.by)}", rows, [*report.by, _TEXT])
 
 
-def _held_out_texts(report: ComparisonReport) -> list[str]:
-    """Return the held-out texts, which are numbered in this order where there are several."""
-    return list(dict.fromkeys(run.held_out for run in report.runs))
+def _number_texts(report: ComparisonReport) -> dict[str, dict[str, str]]:
+    """Return a cell per held-out text with its number; none if there is a single text."""
+    texts = list(dict.fromkeys(run.held_out for run in report.runs))
+    return {text: {_TEXT: str(i)} if len(texts) > 1 else {} for i, text in enumerate(texts, 1)}
 
 
-def _costs(one: RunSummary | GroupSummary) -> list[str]:
-    return [
-        f"{one.steps:,.0f}",
-        _amount(one.tokens),
-        format_duration(one.seconds),
-        _amount(one.n_parameters),
-        f"{one.flop:.2g}",
-    ]
+def _costs(one: RunSummary | GroupSummary) -> dict[str, str]:
+    time, flop = format_duration(one.seconds), f"{one.flop:.2g}"
+    cells = f"{one.steps:,.0f}", _amount(one.tokens), time, _amount(one.n_parameters), flop
+    return dict(zip(_COSTS, cells, strict=True))
 
 
-def _score(text: TextScore | None) -> list[str]:
-    if text is None:
-        return ["–"] * 3
-    if text.difference is None:
-        return [_bits(text.score.bits_per_byte), "best", "–"]
-    error, p = text.difference.standard_error, text.difference.p_value
-    size = f"{text.difference.bits_per_byte:+.4f}"
-    return [
-        _bits(text.score.bits_per_byte),
-        size if error is None else f"{size} ± {error:.4f}",
-        "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
-    ]
+def _score(text: TextScore | None) -> dict[str, str]:
+    bits, size, shown_p = "–", "–", "–"
+    if text is not None:
+        bits, size = _bits(text.score.bits_per_byte), "best"
+    if text is not None and text.difference is not None:
+        error, p = text.difference.standard_error, text.difference.p_value
+        size = f"{text.difference.bits_per_byte:+.4f}"
+        size += "" if error is None else f" ± {error:.4f}"
+        shown_p = "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return {">text": bits, ">difference": size, ">p": shown_p}
 
 
 def _bits(value: float | None) -> str:
@@ -216,10 +202,10 @@ def _label(group: GroupSummary) -> str:
 
 def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
     """Return the curves of the runs, or of the groups if there are any."""
-    texts = _held_out_texts(report)
+    texts = _number_texts(report)
 
     def label(text: str, held_out: str) -> str:
-        return f"{text}, held-out text {texts.index(held_out) + 1}" if len(texts) > 1 else text
+        return ", held-out text ".join([text, *texts[held_out].values()])
 
     if report.by:
         title = f"held-out loss by {' and '.join(report.by)}: mean and 95% interval"
@@ -258,11 +244,11 @@ def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
     )
 
 
-def terminal_table(cells: Cells) -> Table:
+def terminal_table(cells: TextTable) -> Table:
     """Return a table for a terminal."""
     drawn = table(*cells.names, title=cells.title)
     for row in cells.rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*map(Text, row.values()))
     return drawn
 
 
@@ -271,12 +257,17 @@ def markdown(report: ComparisonReport) -> str:
     parts = []
     for cells in comparison_tables(report):
         rule = ["---:" if name.startswith(">") else "---" for name in cells.names]
-        rows = [[name.removeprefix(">") for name in cells.names], *cells.rows]
-        lines = [f"| {' | '.join(map(_markdown_text, row))} |" for row in rows]
+        header, *lines = [f"| {' | '.join(map(_markdown_text, row))} |" for row in _lines(cells)]
         parts.append(f"**{_markdown_text(cells.title)}**")
-        parts.append("\n".join([lines[0], f"| {' | '.join(rule)} |", *lines[1:]]))
+        parts.append("\n".join([header, f"| {' | '.join(rule)} |", *lines]))
     parts += [_markdown_text(line) for line in comparison_remarks(report)]
     return "\n\n".join(parts) + "\n"
+
+
+def _lines(cells: TextTable) -> list[list[str]]:
+    """Return the header and the rows."""
+    header = [name.removeprefix(">") for name in cells.names]
+    return [header, *(list(row.values()) for row in cells.rows)]
 
 
 def _markdown_text(text: str) -> str:
@@ -288,8 +279,7 @@ def latex(report: ComparisonReport) -> str:
     parts = [r"% needs \usepackage{booktabs}"]
     for cells in comparison_tables(report):
         columns = "".join("r" if name.startswith(">") else "l" for name in cells.names)
-        rows = [[name.removeprefix(">") for name in cells.names], *cells.rows]
-        header, *lines = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+        header, *lines = [" & ".join(map(_latex_text, row)) + r" \\" for row in _lines(cells)]
         begin = [f"% {_latex_text(cells.title)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
         end = [r"\bottomrule", r"\end{tabular}"]
         parts.append("\n".join([*begin, header, r"\midrule", *lines, *end]))
