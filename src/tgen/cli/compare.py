@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tgen.cli import console
 from tgen.cli.json_output import json_line
 from tgen.cli.options import engine_options, json_option, make_command, quiet_option
-from tgen.cli.output_files import check_output_files, csv_text, write_contents
+from tgen.cli.output_files import (
+    FILES,
+    check_output_files,
+    csv_text,
+    file_option,
+    output_files,
+    write_contents,
+)
 from tgen.config import DEFAULT_ENGINE, EngineOptions
 from tgen.config.option import option
 from tgen.errors import UsageError
@@ -17,14 +24,8 @@ from tgen.reports.comparison import ComparisonReport, Scale
 if TYPE_CHECKING:
     from tgen.experiments.comparison import Score
 
-_FILES = "Files"
-PANELS = (_FILES, "Output", "Performance")
+PANELS = (FILES, "Output", "Performance")
 _SCHEMA = "tgen.compare/1"
-_PIPE_WIDTH = 80  # columns where stdout is not a terminal
-
-
-def _file(help_text: str, flag: str) -> Any:
-    return option(None, help_text, flag, panel=_FILES, metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,12 @@ class CompareOptions:
         flags="--text",
         metavar="FILE",
     )
-    csv: Path | None = _file("Write the curves as CSV.", "--csv")
-    svg: Path | None = _file("Write the curves as SVG.", "--svg")
-    png: Path | None = _file("Write the curves as PNG (needs Pillow).", "--png")
-    html: Path | None = _file("Write a page with the curves and tables.", "--html")
-    markdown: Path | None = _file("Write the tables in Markdown; - for stdout.", "--markdown")
-    latex: Path | None = _file("Write the tables for LaTeX; - for stdout.", "--latex")
+    csv: Path | None = file_option("Write the curves as CSV.", "--csv")
+    svg: Path | None = file_option("Write the curves as SVG.", "--svg")
+    png: Path | None = file_option("Write the curves as PNG (needs Pillow).", "--png")
+    html: Path | None = file_option("Write a page with the curves and tables.", "--html")
+    markdown: Path | None = file_option("Write the tables in Markdown; - for stdout.", "--markdown")
+    latex: Path | None = file_option("Write the tables for LaTeX; - for stdout.", "--latex")
     json: bool = json_option()
     quiet: bool = quiet_option()
     engine: EngineOptions = engine_options()
@@ -75,8 +76,7 @@ class CompareOptions:
     @property
     def files(self) -> dict[str, Path]:
         """The files to write, by flag."""
-        names = ("csv", "svg", "png", "html", "markdown", "latex")
-        return {f"--{name}": path for name in names if (path := getattr(self, name)) is not None}
+        return output_files(self)
 
     @property
     def fields(self) -> list[str]:
@@ -150,11 +150,11 @@ def print_comparison(
     if json:
         console.write(json_line({"schema": _SCHEMA} | json_value(report)))
     elif "-" not in map(str, files.values()):
-        from tgen.cli.rich_console import out
+        from tgen.cli.rich_console import curve_width, out
         from tgen.drawing.curve_plot import draw_curves
 
         lines: list[object] = []
-        width = out.width if out.is_terminal else _PIPE_WIDTH
+        width = curve_width()
         for cells in comparison_tables(report):
             parts = cells.fitting(width) if out.is_terminal else [cells]
             lines += [line for part in parts for line in (terminal_table(part), "")]

@@ -4,15 +4,31 @@ import csv
 import io
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tgen.cli import console
 from tgen.cli.options import check_output_file
+from tgen.config.option import option
 from tgen.drawing.terminal_text import label
 from tgen.errors import UsageError
 from tgen.storage import files
 
+FILES = "Files"  # panel of the options
 _BINARY = ("--png", "--activations")
+
+
+def file_option(help_text: str, flag: str) -> Any:
+    """Return the option of a file to write."""
+    return option(None, help_text, flag, panel=FILES, metavar="FILE")
+
+
+def output_files(options: Any) -> dict[str, Path]:
+    """Return the files to write, by flag."""
+    named = (one for one in fields(options) if one.metadata.get("panel") == FILES)
+    paths = {one.metadata["flags"][0]: getattr(options, one.name) for one in named}
+    return {flag: path for flag, path in paths.items() if path is not None}
 
 
 def check_output_files(outputs: Mapping[str, Path]) -> None:

@@ -43,3 +43,8 @@ err = _SafeConsole(
 )
 out = _Output(highlight=False, markup=False, emoji=False)
 wide = _Output(highlight=False, markup=False, emoji=False, width=1000)  # never wraps
+
+
+def curve_width() -> int:
+    """Return the columns of curves on stdout: all of a terminal, 80 elsewhere."""
+    return out.width if out.is_terminal else 80

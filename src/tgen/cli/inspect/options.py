@@ -15,7 +15,7 @@ from tgen.cli.options import (
     prompt_option,
     quiet_option,
 )
-from tgen.cli.output_files import check_output_files
+from tgen.cli.output_files import FILES, check_output_files, file_option, output_files
 from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option
@@ -32,8 +32,7 @@ from tgen.drawing.view_options import (
 )
 from tgen.errors import UsageError
 
-_FILES = "Files"
-PANELS = (SELECTION, SAMPLING, DRAWING, _FILES, "Output")
+PANELS = (SELECTION, SAMPLING, DRAWING, FILES, "Output")
 _VIEWS_WITHOUT_CSV = (View.model, View.verify)
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
 _LIVE_FIELDS = {"live", "prompt", "prompt_file", "model", "adapter", "device", "quiet"}
@@ -45,10 +44,6 @@ _CURVE_FILES = {"--csv", "--svg", "--png"}  # of the training curves
 def _drawn_views(flag: str) -> list[View]:
     """Return the views that a flag writes as a picture."""
     return [*MATRIX_VIEWS, *[View.training] * (flag in _CURVE_FILES)]
-
-
-def _file(help_text: str, flag: str) -> Any:
-    return option(None, help_text, flag, panel=_FILES, metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +82,12 @@ class InspectOptions(ViewOptions):
         low=20,
         high=10_000,
     )
-    csv: Path | None = _file("Write the view's numbers as CSV.", "--csv")
-    html: Path | None = _file("Write an interactive page of all heads.", "--html")
-    svg: Path | None = _file("Write the matrix or the curves as SVG.", "--svg")
-    png: Path | None = _file("Write the matrix or the curves as PNG (needs Pillow).", "--png")
-    vega: Path | None = _file("Write the matrix as a Vega-Lite specification.", "--vega")
-    activations: Path | None = _file(
+    csv: Path | None = file_option("Write the view's numbers as CSV.", "--csv")
+    html: Path | None = file_option("Write an interactive page of all heads.", "--html")
+    svg: Path | None = file_option("Write the matrix or the curves as SVG.", "--svg")
+    png: Path | None = file_option("Write the matrix or the curves as PNG (needs Pillow).", "--png")
+    vega: Path | None = file_option("Write the matrix as a Vega-Lite specification.", "--vega")
+    activations: Path | None = file_option(
         "Write activations of --layer and --parts as safetensors.", "--activations"
     )
     json: bool = json_option()
@@ -115,8 +110,7 @@ class InspectOptions(ViewOptions):
     @property
     def files(self) -> dict[str, Path]:
         """The files to write, by flag."""
-        names = ("csv", "vega", "html", "svg", "png", "activations")
-        return {f"--{name}": path for name in names if (path := getattr(self, name)) is not None}
+        return output_files(self)
 
     @property
     def prompt_flag(self) -> str:

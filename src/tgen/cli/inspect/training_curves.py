@@ -15,7 +15,7 @@ from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
 from tgen.cli.output_files import csv_text, write_contents
-from tgen.cli.rich_console import out
+from tgen.cli.rich_console import curve_width, out
 from tgen.drawing.braille_plot import DIM, MARGIN, Axis, Canvas, decimals, label_line, with_axis
 from tgen.drawing.curve_plot import Curve, CurvePlot
 from tgen.reports.json_text import json_value
@@ -23,7 +23,6 @@ from tgen.reports.number_format import count
 from tgen.runs.curves import TrainingCurves, training_curves
 
 MIN_WIDTH = 60  # columns
-_PIPE_WIDTH = 80  # columns where stdout is not a terminal
 _LOSS_ROWS, _RATE_ROWS = 13, 2
 _STEP_FIELDS = ("step", "seconds", "loss", "learning_rate", "tokens_per_second")
 _TRAINING, _VALIDATION, _BEST, _RATE = "cyan", "yellow", "bold green", "magenta"
@@ -47,20 +46,16 @@ def print_training_log(path: Path, options: InspectOptions) -> None:
         return
     lines = training_lines(records)
     console.print_status(f"{path}", quiet=quiet)
-    if out.is_terminal:
-        console.show(*lines)
-    else:
-        console.write("".join(f"{line.plain}\n" for line in lines).encode())
+    console.show(*lines, wrap=out.is_terminal)
 
 
 def _content(flag: str, records: Sequence[dict[str, Any]]) -> bytes:
     """Return the content of a file."""
     from tgen.drawing.curve_files import png, svg
 
-    curves = training_curves(records)
+    plot = training_plot(training_curves(records))  # an invalid log has no CSV either
     if flag == "--csv":
         return csv_text(_rows(records)).encode()
-    plot = training_plot(curves)
     return png(plot) if flag == "--png" else svg(plot).encode()
 
 
@@ -91,8 +86,7 @@ def training_plot(curves: TrainingCurves) -> CurvePlot:
 
 def training_lines(records: Sequence[dict[str, Any]]) -> list[Text]:
     """Return the training figure of a log's records, for stdout's width."""
-    width = out.width if out.is_terminal else _PIPE_WIDTH
-    return training_figure(training_curves(records), width=width)
+    return training_figure(training_curves(records), width=curve_width())
 
 
 def training_figure(curves: TrainingCurves, *, width: int) -> list[Text]:
