@@ -4,6 +4,7 @@ heads and layers."""
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from tgen.errors import UsageError
 from tgen.inspection.hooks import (
     hook_part,
     hooks_removed,
+    parts_recorded,
     record_residuals,
     run_blocks,
     token_losses,
@@ -130,11 +132,8 @@ def _run_without(
         raise UsageError("ablation needs a text of at least 2 tokens", "pass a longer text")
     means: dict[tuple[str, int], Tensor] = {}
 
-    def keep_mean(part: str, layer: int) -> RemovableHandle:
-        def keep(outputs: Tensor) -> None:
-            means[part, layer] = outputs.mean(dim=1, keepdim=True)
-
-        return hook_part(model, part, layer, keep)
+    def keep_mean(part: str, layer: int, outputs: Tensor) -> None:
+        means[part, layer] = outputs.mean(dim=1, keepdim=True)
 
     def ablate(part: str, layer: int, head: int | None) -> RemovableHandle:
         mean, where = means[part, layer], slice(None) if head is None else head
@@ -151,11 +150,9 @@ def _run_without(
         x = model.final_norm(x)
         return float(token_losses(model, x, ids).mean()), model.logits(x[0, -1]).float()
 
-    layers = range(model.config.n_layers)
-    with torch.no_grad():
-        parts = ("heads", *_LAYER_PARTS)
-        with hooks_removed(*(keep_mean(part, layer) for part in parts for layer in layers)):
-            vectors, contexts = record_residuals(model, ids)
+    sites = product(("heads", *_LAYER_PARTS), range(model.config.n_layers))
+    with torch.no_grad(), parts_recorded(model, sites, keep_mean):
+        vectors, contexts = record_residuals(model, ids)
         complete = finish(vectors[-1])
     yield complete
     for i, group in enumerate(groups):

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from tgen.config import ModelConfig
 from tgen.inspection.attention import AttentionRecorder
-from tgen.inspection.hooks import hook_part, hooks_removed, iterate_logits, token_batch
+from tgen.inspection.hooks import iterate_logits, parts_recorded, token_batch
 from tgen.model.transformer import Transformer
 
 Activations = dict[str, NDArray[np.float32]]
@@ -74,18 +73,13 @@ def record_activations(
     """
     recorder = _ActivationRecorder(model, layers, parts)
 
-    def keep(part: str, layer: int) -> RemovableHandle:
+    def store(part: str, layer: int, x: Tensor) -> None:
         adds = part in ("attention", "feed_forward")
-        scale = model.config.residual_scale if adds else 1
+        recorder.store(f"{part}.{layer}", x * model.config.residual_scale if adds else x)
 
-        def store(x: Tensor) -> None:
-            recorder.store(f"{part}.{layer}", x if scale == 1 else x * scale)
-
-        return hook_part(model, part, layer, store)
-
-    places = [(part, layer) for part in ("heads", "attention", "feed_forward") for layer in layers]
-    places += [("residual", n) for n in sorted({n for i in layers for n in (i, i + 1)})]
-    with hooks_removed(*(keep(part, layer) for part, layer in places if part in parts)):
+    sites = [(part, layer) for part in ("heads", "attention", "feed_forward") for layer in layers]
+    sites += [("residual", n) for n in sorted({n for i in layers for n in (i, i + 1)})]
+    with parts_recorded(model, [site for site in sites if site[0] in parts], store):
         x = model.hidden_states(token_batch(model, [ids]), recorder=recorder)
     if "final_norm" in parts:  # transformers divides the logits instead
         recorder.store("final_norm", x * getattr(model.final_norm, "divisor", 1))

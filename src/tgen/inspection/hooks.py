@@ -1,7 +1,8 @@
 """A model's input, and forward hooks for its residual stream; the model has no code for them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,6 +61,16 @@ def hook_part(
     name = f"{part}_output_norm" if block.normalizes_outputs else part
     output: nn.Module = getattr(block, name)
     return output.register_forward_hook(lambda _, __, out: edit(out))
+
+
+def parts_recorded(
+    model: Transformer,
+    sites: Iterable[tuple[str, int]],
+    store: Callable[[str, int, Tensor], None],
+) -> AbstractContextManager[None]:
+    """Call `store` in every pass with the part, the layer and the values of each site, until the
+    context ends; see `hook_part` for parts and shapes."""
+    return hooks_removed(*(hook_part(model, *site, partial(store, *site)) for site in sites))
 
 
 @torch.no_grad()

@@ -7,16 +7,17 @@ restores: 0 is the difference after the other prompt, 1 the one after the prompt
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from tgen.errors import UsageError
 from tgen.inspection.hooks import (
     hook_part,
     hooks_removed,
+    parts_recorded,
     record_residuals,
     run_blocks,
     token_batch,
@@ -51,10 +52,10 @@ def patch_activations(
     layers = range(model.config.n_layers)
     sources: dict[tuple[str, int], Tensor] = {}  # (T, ...)
 
-    def keep(part: str, layer: int) -> RemovableHandle:
-        return hook_part(model, part, layer, lambda x: sources.update({(part, layer): x[0]}))
+    def keep(part: str, layer: int, values: Tensor) -> None:
+        sources[part, layer] = values[0]
 
-    with hooks_removed(*(keep(part, layer) for part in parts for layer in layers)):
+    with parts_recorded(model, product(parts, layers), keep):
         x = model.hidden_states(token_batch(model, [ids]))[0, -1]
     vectors, contexts = record_residuals(model, other)
     other_x = model.final_norm(vectors[-1][0, -1])
@@ -62,19 +63,8 @@ def patch_activations(
     target = int(logits.argmax()) if target is None else target
     contrast = int(other_logits.argmax()) if contrast is None else contrast
     texts = [tokenizer.token_bytes(i) for i in (target, contrast)]
-    first, second = (repr(text.decode(errors="replace")) for text in texts)
-    if target == contrast:
-        raise UsageError(
-            f"--target and --contrast: the same token (got {first} for both)",
-            "name another token by --contrast, or pass a prompt with another answer",
-        )
     clean, corrupted = (float(one[target] - one[contrast]) for one in (logits, other_logits))
-    if abs(clean - corrupted) < _MIN_DIFFERENCE:
-        raise UsageError(
-            f"--patch: the logit difference of {first} and {second} is {clean:.4g} after both "
-            "prompts",
-            "pass another prompt, --target or --contrast",
-        )
+    _check_differences(texts, clean, corrupted, is_one_token=target == contrast)
     batch_size = max(1, _BATCH_TOKENS // len(ids))
     n_equal = next(i for i, pair in enumerate(zip(ids, other, strict=True)) if pair[0] != pair[1])
     reports: list[PatchReport] = []
@@ -105,6 +95,24 @@ def patch_activations(
             )
         )
     return reports
+
+
+def _check_differences(
+    texts: Sequence[bytes], clean: float, corrupted: float, *, is_one_token: bool
+) -> None:
+    """Raise UsageError if the logit difference of two tokens does not tell the prompts apart."""
+    first, second = (repr(text.decode(errors="replace")) for text in texts)
+    if is_one_token:
+        raise UsageError(
+            f"--target and --contrast: the same token (got {first} for both)",
+            "name another token by --contrast, or pass a prompt with another answer",
+        )
+    if abs(clean - corrupted) < _MIN_DIFFERENCE:
+        raise UsageError(
+            f"--patch: the logit difference of {first} and {second} is {clean:.4g} after both "
+            "prompts",
+            "pass another prompt, --target or --contrast",
+        )
 
 
 def _run_patched(
