@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
@@ -145,12 +145,9 @@ class SweepOptions:
 
         axes = parse_values(self.settings)
         for name in axes.keys() & _VARIED.keys():
-            field = "start_from" if name == "from" else name
+            field, flag = "start_from" if name == "from" else name, f"--{name.replace('_', '-')}"
             if field in self.run or field in self.config:
-                flag = name.replace("_", "-")
-                raise UsageError(
-                    f"--set {name} cannot be combined with --{flag}", f"remove --{flag}"
-                )
+                raise UsageError(f"--set {name} cannot be combined with {flag}", f"remove {flag}")
         cells = []
         for chosen in product(*axes.values()):
             values = dict(zip(axes, chosen, strict=True))
@@ -247,16 +244,13 @@ class _Display:
 
     def __init__(self, options: SweepOptions) -> None:
         self._options, self._quiet = options, options.quiet
-        self._draws = console.draws_progress() and not options.quiet
         self._plan: SweepPlanReport | None = None
         self._losses: dict[tuple[int, int], float | None] = {}  # by cell and seed
         self._run: SweepRunReport | None = None
         self._line = ""
-        self._live: Any = None
+        self._live: AbstractContextManager[object] = nullcontext()
         self.failures: set[str] = set()
-
-    def __enter__(self) -> Self:
-        if self._draws:
+        if console.draws_progress() and not options.quiet:
             from rich.live import Live
 
             from tgen.cli.rich_console import err
@@ -264,12 +258,13 @@ class _Display:
             self._live = Live(
                 get_renderable=self._table, console=err, transient=True, refresh_per_second=4
             )
-            self._live.start()
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
 
     def show(self, report: "SweepReport") -> None:
         """Show a report."""
@@ -294,16 +289,16 @@ class _Display:
 
     def _show_run(self, report: SweepRunReport) -> None:
         self._run, self._line = report, ""
+        self.failures.discard(report.name)
         if report.state == "training":
-            self.failures.discard(report.name)
             return
-        result = f"failed: {report.reason}"
-        if report.state == "done":
-            loss = report.bits_per_byte
+        loss = report.bits_per_byte
+        if report.state == "failed":
+            self.failures.add(report.name)
+            result = f"failed: {report.reason}"
+        else:
             self._losses[report.cell, report.seed] = loss
             result = "done" if loss is None else f"{loss:.3f} bits/byte"
-        else:
-            self.failures.add(report.name)
         left = f"{count(report.n_left, 'run')} left, about {format_duration(report.seconds_left)}"
         console.print_status(f"{report.name}: {result} · {left}", quiet=self._quiet)
 
@@ -334,14 +329,12 @@ def _cells_table(
     plan: SweepPlanReport, losses: Mapping[tuple[int, int], float | None] | None = None
 ) -> "Table":
     """Return a table of the combinations, with the means of their `losses` by cell and seed."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    columns = [*plan.cells[0].values, "model", "time per run"]
-    if losses is not None:
-        columns[-1:] = ["runs", "bits/byte"]
-    table.add_row(*(Text(name, "bold") for name in columns))
+    from tgen.drawing.tables import table
+
+    results = ["time per run"] if losses is None else ["runs", "bits/byte"]
+    rows = table(*plan.cells[0].values, "model", *results)
     for number, cell in enumerate(plan.cells):
         model = f"{cell.family}, {cell.n_parameters / 1e6:.2f} M parameters"
         rest = [f"{cell.minutes:g} min" if cell.minutes else count(cell.steps or 0, "step")]
@@ -350,8 +343,8 @@ def _cells_table(
             known = [loss for loss in ended if loss is not None]
             mean = f"{fmean(known):.3f}" if known else ""
             rest = [f"{len(ended)} of {len(plan.seeds)}", mean]
-        table.add_row(*map(Text, (*cell.values.values(), model, *rest)))
-    return table
+        rows.add_row(*map(Text, (*cell.values.values(), model, *rest)))
+    return rows
 
 
 def _plan_lines(plan: SweepPlanReport) -> Iterator[str]:

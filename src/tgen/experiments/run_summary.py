@@ -10,7 +10,7 @@ from tgen.config import ModelConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.planning.costs import flops_per_token, n_parameters
 from tgen.reports.comparison import LossCurve, RunState, RunSummary
-from tgen.reports.training import DoneReport, PlanReport
+from tgen.reports.training import PlanReport
 from tgen.runs import log, saved_state
 from tgen.runs.curves import training_curves
 from tgen.runs.run_record import RunRecord
@@ -36,7 +36,7 @@ def summarize_run(path: Path, name: str) -> RunSummary:
     per_token = flops_per_token(model, frozen=record.adapter is not None)
     state, best = _state(records), curves.best_bits_per_byte
     if state == "finished":  # the whole held-out text, of which evaluations may use a part
-        whole = _done(records).get("best_bits_per_byte")
+        whole = log.last_done(records).get("best_bits_per_byte")
         best = whole if isinstance(whole, float) else best
     return RunSummary(
         name=name,
@@ -74,15 +74,10 @@ def _check_order(steps: Sequence[int], seconds: Sequence[float]) -> None:
 def _state(records: list[dict[str, Any]]) -> RunState:
     """Return whether the last session ended, and whether the run did."""
     sessions = [i for i, one in enumerate(records) if one["kind"] == PlanReport.__name__]
-    done = _done(records[sessions[-1] :] if sessions else records)
+    done = log.last_done(records[sessions[-1] :] if sessions else records)
     if not done:
         return "unfinished"
     return "finished" if done.get("finished") is True else "stopped"
-
-
-def _done(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the last DoneReport; an empty one without any."""
-    return next((one for one in reversed(records) if one["kind"] == DoneReport.__name__), {})
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, LockedError, ModelError, TrainingError, UsageError
 from tgen.experiments.halving import best_cells, make_rungs, total_share
 from tgen.reports.sweep import CellPlan, Rung, SweepPlanReport, SweepRunReport
-from tgen.reports.training import DoneReport, PhaseReport, PlanReport, RunReport
+from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest, saved_state
 from tgen.runs import log as run_log
 from tgen.runs.overrides import parse_overrides
@@ -311,11 +311,8 @@ class _Sweep:
 
 def _best_loss(out: Path) -> float | None:
     """Return the held-out bits per byte at the end of a run."""
-    for line in reversed(run_log.read(out)):
-        if line["kind"] == DoneReport.__name__:
-            loss: float | None = line["best_bits_per_byte"]
-            return loss
-    return None
+    loss: float | None = run_log.last_done(run_log.read(out)).get("best_bits_per_byte")
+    return loss
 
 
 def _identity(request: SweepRequest) -> dict[str, Any]:

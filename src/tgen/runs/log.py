@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from tgen.errors import ModelError, TgenError
 from tgen.reports.json_text import json_record
-from tgen.reports.training import RollbackReport, RunReport
+from tgen.reports.training import DoneReport, RollbackReport, RunReport
 from tgen.runs import saved_state
 from tgen.storage import files
 
@@ -108,6 +108,11 @@ def read(out: Path) -> list[dict[str, Any]]:
             raise ModelError(f"{path} is damaged at line {number}", "delete that line")
         records.append(record)
     return records
+
+
+def last_done(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last DoneReport of a log; an empty one without any."""
+    return next((one for one in reversed(records) if one["kind"] == DoneReport.__name__), {})
 
 
 def _path(out: Path) -> Path:
