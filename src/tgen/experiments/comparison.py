@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import get_args
+from statistics import fmean
+from typing import Any, get_args
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from tgen.runs import saved_state
 
 _MAX_POINTS = 200  # of a group's curve
 _LISTED = 5  # names in a warning
+_COSTS = ("n_parameters", "steps", "tokens", "seconds", "flop")
 _BY_CHANCE = ("seed", *CHOSEN_BY_SPEED)  # settings that differ between repetitions
 Score = Callable[[Sequence[RunSummary], Callable[[str], None]], Mapping[str, TextScore]]
 
@@ -47,7 +49,7 @@ def compare_runs(
     paths of their runs; it can add warnings. Raises UsageError for a path that does not exist, a
     pattern that matches nothing and an unknown setting, TrainingError if no run is left.
     """
-    folders, warnings = find_runs(paths)
+    folders, warnings = _find_runs(paths)
     runs = []
     for folder, name in zip(folders, _names(folders), strict=True):
         try:
@@ -62,12 +64,12 @@ def compare_runs(
     scores = score(runs, warnings.append) if score else {}
     runs = [replace(run, text=scores.get(run.path)) for run in runs]
     texts = list(dict.fromkeys(run.held_out for run in runs))
-    runs.sort(key=lambda run: _rank(texts, run.held_out, run.best, run.text_bits))
+    runs.sort(key=lambda run: _rank(texts, run, run.best, run.text_bits))
     differing = _differing(runs)
     columns = _columns(runs, differing)
     members = _members(runs, by) if by else []
     groups = [_summarize_group(group, by) for group in members]
-    groups.sort(key=lambda one: _rank(texts, one.held_out, *_means(one)))
+    groups.sort(key=lambda one: _rank(texts, one, _center(one.best), _center(one.text)))
     return ComparisonReport(
         runs=runs,
         differing=differing,
@@ -80,30 +82,26 @@ def compare_runs(
 
 
 def _rank(
-    texts: Sequence[str], held_out: str, best: float | None, text: float | None
+    texts: Sequence[str], one: RunSummary | GroupSummary, best: float | None, text: float | None
 ) -> tuple[float, ...]:
     """Return a key that sorts by the loss on the scored text or, without it, by held-out text."""
     if text is not None:
         return -1, 0, text
-    return texts.index(held_out), best is None, best or 0.0
+    return texts.index(one.held_out), best is None, best or 0.0
 
 
-def _means(group: GroupSummary) -> tuple[float | None, float | None]:
-    best, text = (None if one is None else one.mean for one in (group.best, group.text))
-    return best, text
+def _center(interval: MeanInterval | None) -> float | None:
+    return None if interval is None else interval.mean
 
 
-def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+def _find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
     """Return the directories of runs, each once, and warnings. Raises as `compare_runs`."""
     found: dict[Path, Path] = {}  # by the path without links
-    warnings = []
-    for path in map(str, paths):
-        for folder in _expand(path):
-            key = folder.resolve()
-            if key in found:
-                warnings.append(f"{folder} is named twice: it counts once")
-            found.setdefault(key, folder)
-    return list(found.values()), list(dict.fromkeys(warnings))
+    warnings: dict[str, None] = {}  # each once
+    for folder in (folder for path in paths for folder in _expand(str(path))):
+        if found.setdefault(folder.resolve(), folder) is not folder:
+            warnings[f"{folder} is named twice: it counts once"] = None
+    return [*found.values()], [*warnings]
 
 
 def _expand(path: str) -> Iterator[Path]:
@@ -198,24 +196,17 @@ def _is_repeated(run: RunSummary, other: RunSummary) -> bool:
 
 
 def _summarize_group(group: Sequence[RunSummary], by: Sequence[str]) -> GroupSummary:
+    costs: dict[str, Any] = {name: fmean(getattr(run, name) for run in group) for name in _COSTS}
     return GroupSummary(
         values={name: group[0].settings.get(name) for name in by},
         held_out=group[0].held_out,
         runs=[run.name for run in group],
-        n_parameters=_mean([run.n_parameters for run in group]),
-        steps=_mean([run.steps for run in group]),
-        tokens=_mean([run.tokens for run in group]),
-        seconds=_mean([run.seconds for run in group]),
-        flop=_mean([run.flop for run in group]),
+        **costs,
         best=_interval([run.best for run in group]),
         final=_interval([run.final for run in group]),
         text=_interval([run.text_bits for run in group]),
         curves={scale: _mean_curve(group, scale) for scale in get_args(Scale)},
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _interval(values: Sequence[float | None]) -> MeanInterval | None:
