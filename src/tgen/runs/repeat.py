@@ -12,24 +12,28 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import corpus, distributed
-from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import TrainingError
 from tgen.lora import adapter as adapters
 from tgen.lora import model_with_adapter
 from tgen.lora.matrices import Pair
-from tgen.machine.device import choose_device, n_threads, set_threads
+from tgen.machine.device import Device, choose_device, n_threads, set_threads
 from tgen.reports.training import PhaseReport
 from tgen.runs import rank_sync
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import load_base
-from tgen.runs.output_folder import own_files
 from tgen.runs.prepare import PreparedRun, broadcast_run, new_run_id
 from tgen.runs.request import RunRequest
-from tgen.runs.resuming import environment_diff, load_progress, load_tokenizer, tokenize_again
+from tgen.runs.resuming import (
+    check_corpus,
+    environment_diff,
+    load_progress,
+    load_tokenizer,
+    read_again,
+    tokenize_again,
+)
 from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
-from tgen.runs.tokenizing import PhaseProgress
 from tgen.training.state import Progress
 
 
@@ -53,38 +57,13 @@ def prepare_again(
     memory = rank_sync.min_rank_memory(device)
     set_threads(request.threads or (None if distributed.launched() else old.threads))
     weights, pairs = yield from _load_base(old)
-    train = replace(old.plan.train, steps=steps, minutes=TrainConfig.minutes, max_steps=None)
-    choices = [choice for choice in old.plan.choices if choice.name != "steps"]
-    record = replace(
-        old,
-        run_id=new_run_id(),
-        corpus=request.corpus or old.corpus,
-        plan=replace(old.plan, train=train, choices=choices, notes=[]),
-        device=device.type,
-        threads=n_threads() * distributed.ranks().local_world_size,
-        tensorboard=request.tensorboard,
-        log=request.log,
-        index=request.index,
-        command=request.command,
-    )
+    record = _record(request, old, device, steps)
     rank_sync.check_same_corpus(record.corpus)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, weights, pairs)
-    text = yield from PhaseProgress("reading the corpus", 1).report(
-        corpus.read_in_steps(
-            record.corpus,
-            chat=old.chat is not None,
-            own_files=own_files,
-            reading=old.reading or Reading(),
-            known_encodings=old.detected_encodings,
-        )
-    )
-    if text.sha256 != old.corpus_sha256:
-        raise TrainingError(
-            f"the corpus has changed since the run in {source} ({text.n_bytes:,} bytes, "
-            f"previously {old.corpus_bytes:,})",
-            f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}",
-        )
+    text = yield from read_again(old, record.corpus, old.reading)
+    hint = f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}"
+    check_corpus(source, old, text, hint)
     tokenizer = load_tokenizer(source, old)
     again = yield from tokenize_again(text, old, tokenizer, folder=folder)
     tokens = corpus.token_arrays(again.train, again.val)
@@ -144,6 +123,24 @@ def _read_run(
             "start a new run with the options that you want",
         )
     return record, tokens_entry, progress, saved.environment
+
+
+def _record(request: RunRequest, old: RunRecord, device: Device, steps: int) -> RunRecord:
+    """Return the record of a run that repeats another for a number of steps."""
+    train = replace(old.plan.train, steps=steps, minutes=TrainConfig.minutes, max_steps=None)
+    choices = [choice for choice in old.plan.choices if choice.name != "steps"]
+    return replace(
+        old,
+        run_id=new_run_id(),
+        corpus=request.corpus or old.corpus,
+        plan=replace(old.plan, train=train, choices=choices, notes=[]),
+        device=device.type,
+        threads=n_threads() * distributed.ranks().local_world_size,
+        tensorboard=request.tensorboard,
+        log=request.log,
+        index=request.index,
+        command=request.command,
+    )
 
 
 def _load_base(

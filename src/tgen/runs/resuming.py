@@ -3,13 +3,14 @@ refuse changed settings."""
 
 import hashlib
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tgen import corpus, distributed
 from tgen.config.option import MAX_WHOLE
+from tgen.config.reading import Reading
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.planning.budget import n_steps
@@ -17,10 +18,11 @@ from tgen.planning.plan import Plan, check_settings, settings_without_effect
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
 from tgen.runs.chat_rows import check_no_bpe_dropout, tokenize_rows
+from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
 from tgen.runs.request import ResumeRequest
 from tgen.runs.run_record import RunRecord, check_field_types
-from tgen.runs.tokenizing import PreparedText, split_corpus, tokenize_split
+from tgen.runs.tokenizing import PhaseProgress, PreparedText, split_corpus, tokenize_split
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best, reset_end
@@ -41,6 +43,20 @@ _NOT_ROLLED_BACK = (
     "n_rollbacks",
     "learning_rate_scale",
 )
+
+
+def read_again(
+    record: RunRecord, paths: Sequence[str], reading: Reading | None
+) -> Generator[PhaseReport, None, corpus.Corpus]:
+    """Read a corpus as the run of the record did, but with these options."""
+    steps = corpus.read_in_steps(
+        paths,
+        chat=record.chat is not None,
+        own_files=own_files,
+        reading=reading,
+        known_encodings=record.detected_encodings,
+    )
+    return (yield from PhaseProgress("reading the corpus", 1).report(steps))
 
 
 def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
@@ -208,14 +224,13 @@ def _planned_steps(config: ResolvedTrainConfig, plan: Plan) -> int | None:
     return min(n_steps(config, steps_per_second), config.max_steps or MAX_WHOLE)
 
 
-def check_corpus(out: Path, record: RunRecord, text: corpus.Corpus, *, override: bool) -> None:
-    """Raise TrainingError if the corpus has changed, unless `override`."""
-    if text.sha256 != record.corpus_sha256 and not override:
+def check_corpus(out: Path, record: RunRecord, text: corpus.Corpus, hint: str) -> None:
+    """Raise TrainingError if the corpus has changed since the run in `out`."""
+    if text.sha256 != record.corpus_sha256:
         raise TrainingError(
             f"the corpus has changed since the run in {out} started ({text.n_bytes:,} bytes, "
             f"previously {record.corpus_bytes:,})",
-            "resume without naming the corpus, add --override to train on the new one, or "
-            f"fine-tune: --from {out} with another --out",
+            hint,
         )
 
 

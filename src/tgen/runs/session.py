@@ -24,7 +24,6 @@ from tgen.runs import rank_sync, tensorboard, tracking
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forgetting import measure_before
-from tgen.runs.output_folder import own_files
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.repeat import prepare_again
 from tgen.runs.request import ResumeRequest, RunRequest
@@ -35,6 +34,7 @@ from tgen.runs.resuming import (
     load_newest_state,
     load_progress,
     load_tokenizer,
+    read_again,
     resume_notes,
     retokenize,
     tokenize_new_corpus,
@@ -45,7 +45,6 @@ from tgen.runs.text_sources import (
     index_training_text,
     training_documents,
 )
-from tgen.runs.tokenizing import PhaseProgress
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best
@@ -157,17 +156,15 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     if request.corpus and is_rank_zero:
         if request.reading:
             reading = replace(reading or Reading(), **request.reading)
-        text = yield from PhaseProgress("reading the corpus", 1).report(
-            corpus.read_in_steps(
-                request.corpus,
-                chat=record.chat is not None,
-                own_files=own_files,
-                reading=reading,
-                known_encodings=record.detected_encodings,
+        text = yield from read_again(record, request.corpus, reading)
+        if not request.override:
+            check_corpus(
+                out,
+                record,
+                text,
+                "resume without naming the corpus, add --override to train on the new one, or "
+                f"fine-tune: --from {out} with another --out",
             )
-        )
-    if text is not None:
-        check_corpus(out, record, text, override=request.override)
     tokenizer = load_tokenizer(out, record)
     with run_log.RunLog(out if is_rank_zero else None) as log:
         yield PhaseReport(phase="loading the checkpoint")
