@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,26 +197,31 @@ class _Sweep:
         while left:
             busy: list[tuple[int, int]] = []
             for position, (cell, seed) in enumerate(left):
-                report = partial(self._report, cell, seed, rung)
                 n_left = len(left) - position + len(busy)
                 try:
-                    if not self._is_done(cell, seed, rung):
-                        yield report("training", n_left=n_left)
-                        yield from self._train(cell, seed, rung)
-                        if self.stopped():
-                            return
-                    yield report("done", n_left=n_left - 1)
+                    yield from self._train_run(cell, seed, rung, n_left)
                 except LockedError:
                     busy.append((cell, seed))
                 except (TrainingError, ModelError) as error:
-                    self.failures[self.names[cell][seed]] = error.message
-                    yield report("failed", reason=error.message, n_left=n_left - 1)
+                    self.failures[self.names[cell][seed]] = reason = error.message
+                    yield self._report(cell, seed, rung, "failed", reason=reason, n_left=n_left - 1)
+                if self.stopped():
+                    return
             left = busy
             if left:
                 yield PhaseReport(phase=f"waiting for other processes: {len(left)} runs")
                 self.wait()
             if self.stopped():
                 return
+
+    def _train_run(self, cell: int, seed: int, rung: int, n_left: int) -> Iterator[SweepReport]:
+        """Train a run unless it is done; it is one of `n_left` of this rung."""
+        if not self._is_done(cell, seed, rung):
+            yield self._report(cell, seed, rung, "training", n_left=n_left)
+            yield from self._train(cell, seed, rung)
+            if self.stopped():
+                return
+        yield self._report(cell, seed, rung, "done", n_left=n_left - 1)
 
     def _report(self, cell: int, seed: int, rung: int, state: Any, **more: Any) -> SweepRunReport:
         name, before = self.names[cell][seed], self.rungs[rung - 1].share if rung else 0.0

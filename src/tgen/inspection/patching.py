@@ -59,12 +59,9 @@ def patch_activations(
         x = model.hidden_states(token_batch(model, [ids]))[0, -1]
     vectors, contexts = record_residuals(model, other)
     other_x = model.final_norm(vectors[-1][0, -1])
-    logits, other_logits = model.logits(x).double(), model.logits(other_x).double()
-    target = int(logits.argmax()) if target is None else target
-    contrast = int(other_logits.argmax()) if contrast is None else contrast
-    texts = [tokenizer.token_bytes(i) for i in (target, contrast)]
-    clean, corrupted = (float(one[target] - one[contrast]) for one in (logits, other_logits))
-    _check_differences(texts, clean, corrupted, is_one_token=target == contrast)
+    logits = model.logits(torch.stack([x, other_x])).double()
+    target, contrast = _choose_tokens(tokenizer, logits, target, contrast)
+    clean, corrupted = (logits[:, target] - logits[:, contrast]).tolist()
     batch_size = max(1, _BATCH_TOKENS // len(ids))
     n_equal = next(i for i, pair in enumerate(zip(ids, other, strict=True)) if pair[0] != pair[1])
     reports: list[PatchReport] = []
@@ -75,8 +72,7 @@ def patch_activations(
             for start in range(n_skipped, scores.shape[1], batch_size):
                 sites = range(scores.shape[1])[start : start + batch_size]
                 source = sources[part, layer]
-                x = _run_patched(model, part, layer, sites, source, vectors[layer], contexts)
-                patched = model.logits(x).double()  # (n, V)
+                patched = _run_patched(model, part, layer, sites, source, vectors[layer], contexts)
                 difference = (patched[:, target] - patched[:, contrast]).cpu().numpy()
                 scores[layer, sites] = (difference - corrupted) / (clean - corrupted)
             progress((len(reports) + (layer + 1) / len(layers)) / len(parts))
@@ -85,9 +81,9 @@ def patch_activations(
                 part=part,
                 scores=scores.astype(np.float32),
                 target=target,
-                target_text=texts[0],
+                target_text=tokenizer.token_bytes(target),
                 contrast=contrast,
-                contrast_text=texts[1],
+                contrast_text=tokenizer.token_bytes(contrast),
                 difference=clean,
                 other_difference=corrupted,
                 other_ids=list(other),
@@ -97,22 +93,29 @@ def patch_activations(
     return reports
 
 
-def _check_differences(
-    texts: Sequence[bytes], clean: float, corrupted: float, *, is_one_token: bool
-) -> None:
-    """Raise UsageError if the logit difference of two tokens does not tell the prompts apart."""
-    first, second = (repr(text.decode(errors="replace")) for text in texts)
-    if is_one_token:
+def _choose_tokens(
+    tokenizer: Tokenizer, logits: Tensor, target: int | None, contrast: int | None
+) -> tuple[int, int]:
+    """Return the tokens to compare: those that are given, or the most likely ones after the two
+    prompts, whose logits are (2, V). Raise UsageError if they do not tell the prompts apart."""
+    answers = logits.argmax(dim=1).tolist()
+    target = answers[0] if target is None else target
+    contrast = answers[1] if contrast is None else contrast
+    pair = target, contrast
+    first, second = (repr(tokenizer.token_bytes(i).decode(errors="replace")) for i in pair)
+    if target == contrast:
         raise UsageError(
             f"--target and --contrast: the same token (got {first} for both)",
             "name another token by --contrast, or pass a prompt with another answer",
         )
+    clean, corrupted = (logits[:, target] - logits[:, contrast]).tolist()
     if abs(clean - corrupted) < _MIN_DIFFERENCE:
         raise UsageError(
             f"--patch: the logit difference of {first} and {second} is {clean:.4g} after both "
             "prompts",
             "pass another prompt, --target or --contrast",
         )
+    return pair
 
 
 def _run_patched(
@@ -124,8 +127,8 @@ def _run_patched(
     x: Tensor,
     contexts: Sequence[ForwardContext],
 ) -> Tensor:
-    """Return the final vectors of the last position (n, C), for n texts that each have `source` at
-    one site: a position, or a head.
+    """Return the logits after the last position (n, V) in float64, for n texts that each have
+    `source` at one site: a position, or a head.
 
     The layer's input is x (1, T, C); layers below are not computed.
     """
@@ -141,5 +144,4 @@ def _run_patched(
 
     with hooks_removed(hook_part(model, part, layer, patch)):
         x = run_blocks(model, x.expand(len(sites), -1, -1), contexts, layer)
-    out: Tensor = model.final_norm(x[:, -1])
-    return out
+    return model.logits(model.final_norm(x[:, -1])).double()
