@@ -5,14 +5,14 @@ The label of a curve is at the right, beside its end; a line leads to it. Pillow
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
-from io import BytesIO
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tgen.drawing.curve_plot import CurvePlot, tick_labels
 from tgen.drawing.heat_map import BACKGROUND, DIM_COLOR, TEXT_SIZE, TITLE_SIZE, TextBox
-from tgen.drawing.heat_map_files import draw_text, font_text, load_fonts, svg_text
+from tgen.drawing.heat_map_files import finish_png, font_text, load_fonts, svg_text
 from tgen.drawing.terminal_text import cut, one_line
 
 if TYPE_CHECKING:
@@ -71,19 +71,15 @@ class CurveLayout:
                 for label, height, color in zip(labels, heights, self.colors, strict=True)
             ),
         ]  # fmt: skip
+        dim = partial(TextBox, color=DIM_COLOR)
         for tick, label in tick_labels(y, 7).items():
             height = position(0, tick)[1]
             self.grid.append([(0, height), (_WIDTH, height)])
-            self.texts.append(
-                TextBox(text=label, x=_LEFT - 8, y=_TOP + height, anchor="end", color=DIM_COLOR)
-            )
+            self.texts.append(dim(text=label, x=_LEFT - 8, y=_TOP + height, anchor="end"))
         for tick, label in tick_labels(x, 7).items():
             across = position(tick, 0)[0]
             self.grid.append([(across, 0), (across, self.plot_height)])
-            self.texts.append(
-                TextBox(text=label, x=_LEFT + across, y=bottom + 16, anchor="middle",
-                        color=DIM_COLOR)
-            )  # fmt: skip
+            self.texts.append(dim(text=label, x=_LEFT + across, y=bottom + 16, anchor="middle"))
         longest = max(text_width(label, TEXT_SIZE) for label in labels)
         title_end = 20 + text_width(plot.title, TITLE_SIZE)
         self.width = round(max(right + longest, title_end)) + 20
@@ -97,8 +93,7 @@ def _spread(heights: Sequence[float], limit: float) -> list[float]:
     middle = [(a + b) / 2 for a, b in zip(_push_down(wanted), _push_up(wanted), strict=True)]
     inside = _push_down([max(middle[0], 0.0), *middle[1:]])
     inside = _push_up([*inside[:-1], min(inside[-1], limit)])
-    places = dict(zip(order, inside, strict=True))
-    return [places[i] for i in range(len(heights))]
+    return [height for _, height in sorted(zip(order, inside, strict=True))]
 
 
 def _push_down(heights: Sequence[float]) -> list[float]:
@@ -170,15 +165,10 @@ def png(plot: CurvePlot) -> bytes:
     layout = CurveLayout(plot, width)
     picture = Image.new("RGB", (layout.width, layout.height), BACKGROUND)
     picture.paste(_draw_plot(layout), (_LEFT, _TOP))
-    draw = ImageDraw.Draw(picture)
     for points, color in zip(layout.leaders, layout.colors, strict=True):
-        draw.line(points, fill=_lighter(color))
-    for box in layout.texts:
-        font = fonts[box.size]
-        draw_text(picture, draw, replace(box, text=font_text(box.text, font)), font)
-    file = BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return file.getvalue()
+        ImageDraw.Draw(picture).line(points, fill=_lighter(color))
+    texts = [replace(box, text=font_text(box.text, fonts[box.size])) for box in layout.texts]
+    return finish_png(picture, texts, fonts)
 
 
 def _draw_plot(layout: CurveLayout) -> "Picture":

@@ -95,10 +95,10 @@ def draw_curves(plot: CurvePlot, *, width: int) -> list[Text]:
         canvas.line(line, style)
     for line, letter, style in zip(lines, plot.names(), styles, strict=True):
         dots = ((dot // 2, row // 4) for dot, row in _between(line, step=-2))
-        place = next((one for one in dots if 0 <= one[1] < _ROWS and one not in marked), None)
-        if place and letter:
-            marked.add(place)
-            canvas.mark(2 * place[0], 4 * place[1], letter, style)
+        free = (one for one in dots if 0 <= one[1] < _ROWS and one not in marked)
+        if letter and (position := next(free, None)):
+            marked.add(position)
+            canvas.mark(2 * position[0], 4 * position[1], letter, style)
     y_labels = {y.dot(tick) // 4: label for tick, label in tick_labels(y, 6).items()}
     x_labels = tick_labels(x, max(2, columns // 12))
     centers = [x.dot(tick) // 2 for tick in x_labels]

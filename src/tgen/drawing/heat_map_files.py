@@ -36,8 +36,9 @@ from tgen.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
-    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
+
+    Fonts = dict[int, FreeTypeFont | ImageFont]  # by size
 
 _MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
 _REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks
@@ -147,14 +148,26 @@ def png(heat: HeatMap) -> bytes:
     x, y, width, height = layout.bar
     for i in range(width):
         draw.line((x + i, y, x + i, y + height - 1), color_at(i / (width - 1)))
-    for box in layout.texts:
-        draw_text(picture, draw, box, fonts[box.size])
+    return finish_png(picture, layout.texts, fonts)
+
+
+def finish_png(picture: "Picture", texts: Sequence[TextBox], fonts: "Fonts") -> bytes:
+    """Draw the texts on a picture; return it as the bytes of a PNG file."""
+    from PIL import ImageDraw
+
+    draw = ImageDraw.Draw(picture)
+    for box in texts:
+        if box.rotated:
+            _draw_rotated(picture, box, fonts[box.size])
+        else:
+            anchor = _PILLOW_ANCHORS[box.anchor]
+            draw.text((box.x, box.y), box.text, box.color, fonts[box.size], anchor)
     file = BytesIO()
     picture.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
-def load_fonts() -> "dict[int, FreeTypeFont | ImageFont]":
+def load_fonts() -> "Fonts":
     """Return the font by size; raises UsageError without Pillow."""
     try:
         from PIL import ImageFont
@@ -162,16 +175,6 @@ def load_fonts() -> "dict[int, FreeTypeFont | ImageFont]":
         return {size: ImageFont.load_default(size) for size in (TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE)}
     except ImportError as error:
         raise UsageError("--png needs Pillow", "pip install 'tgen-lm[png]'") from error
-
-
-def draw_text(
-    picture: "Picture", draw: "ImageDraw", box: TextBox, font: "FreeTypeFont | ImageFont"
-) -> None:
-    """Draw a text on a picture."""
-    if box.rotated:
-        _draw_rotated(picture, box, font)
-    else:
-        draw.text((box.x, box.y), box.text, box.color, font, _PILLOW_ANCHORS[box.anchor])
 
 
 def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageFont") -> None:

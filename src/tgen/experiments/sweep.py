@@ -141,7 +141,7 @@ class _Sweep:
         yield _plan_report(self.request, self.record)
         cells = list(range(len(self.request.cells)))
         for number, _ in enumerate(self.rungs):
-            if len(self.record.kept) > number:  # of this rung, nothing is left to do
+            if len(self.record.kept) > number:  # nothing of this rung is left to do
                 cells = self.record.kept[number]
                 continue
             yield from self._train_rung(number, cells)
@@ -265,7 +265,7 @@ class _Sweep:
         if saved_state.has_run(out):
             [(name, wanted)] = budget.items()
             old = saved_state.load_record(out)[0]["plan"]["train"][name]
-            is_longer = old < wanted  # and never shorter: another process may have gone on
+            is_longer = old < wanted  # and never shorter: another process may have continued
             resumed = ResumeRequest(
                 out=out,
                 settings=budget if is_longer else {},

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tgen.reports.score import Score, ScoreDifference
 
-Scale = Literal["step", "token", "time", "flop"]  # what a curve is drawn over
+Scale = Literal["step", "token", "time", "flop"]  # horizontal axis of a curve
 RunState = Literal["finished", "stopped", "unfinished"]
 
 
@@ -31,7 +31,7 @@ class TextScore:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a run's record and log say."""
+    """A run by its record and its log."""
 
     name: str
     path: str

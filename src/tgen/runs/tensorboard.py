@@ -24,7 +24,7 @@ def require() -> None:
 
 
 class EventLog(Protocol):
-    """A place for the numbers of reports; its methods raise OSError."""
+    """A log of the numbers of reports; its methods raise OSError."""
 
     name: str
 
