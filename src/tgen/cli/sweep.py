@@ -57,8 +57,8 @@ def parse_values(settings: list[str]) -> dict[str, list[str]]:
     """
     parsed: dict[str, list[str]] = {}
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        name, text = name.strip().replace("-", "_"), text.strip()
+        name, equals, text = (part.strip() for part in setting.partition("="))
+        name = name.replace("-", "_")
         hint = "use, for example, --set n_layers=2,4"
         if not equals or not name:
             raise UsageError(f"--set: not FIELD=VALUES (got {setting!r})", hint)
@@ -67,8 +67,7 @@ def parse_values(settings: list[str]) -> dict[str, list[str]]:
         values: Any = [value.strip() for value in text.split(",")]
         if text.startswith("["):
             try:
-                values = json.loads(text)
-                values = [v if isinstance(v, str) else json.dumps(v) for v in values]
+                values = [v if isinstance(v, str) else json.dumps(v) for v in json.loads(text)]
             except (ValueError, RecursionError):
                 raise UsageError(
                     f"--set {name}: not a JSON list (got {text!r})",
@@ -232,10 +231,9 @@ def _show_results(request: "SweepRequest", options: SweepOptions) -> None:
     from tgen.experiments.comparison import compare_runs
     from tgen.experiments.sweep import run_names
 
-    names = [name for cell in run_names(request) for name in cell]
+    paths = [request.out / name for cell in run_names(request) for name in cell]
     varied = [_SETTINGS.get(name, name) for name in request.cells[0][0]]
-    by = varied if len(request.seeds) > 1 else ()
-    report = compare_runs([request.out / name for name in names], by=by)
+    report = compare_runs(paths, by=varied if len(request.seeds) > 1 else ())
     print_comparison(report, json=options.json, quiet=options.quiet)
 
 

@@ -44,7 +44,7 @@ def summarize_run(path: Path, name: str) -> RunSummary:
         run_id=record.run_id,
         state=state,
         settings=_settings(record),
-        implied=[one.name for one in fields(model) if _is_default(plan.model, one.name)],
+        implied=_implied(plan.model),
         held_out=f"{record.corpus_sha256}, {plan.train.val_fraction}, {record.held_out_bytes}",
         changed_corpus=record.corpus_changes > 0,
         n_parameters=n_parameters(plan.model),
@@ -103,13 +103,11 @@ def _settings(record: RunRecord) -> dict[str, Any]:
     return settings | train | model | rest | machine | last
 
 
-def _is_default(model: ModelConfig, name: str) -> bool:
-    """Return whether a field of a model follows from its family and shape."""
-    if name in (*_SHAPE, "family"):
-        return False
-    shape = {one: getattr(model, one) for one in _SHAPE}
+def _implied(model: ModelConfig) -> list[str]:
+    """Return the fields of a model that follow from its family and shape."""
     try:
-        default = ModelConfig.of(model.family, **shape)
+        default = ModelConfig.of(model.family, **{name: getattr(model, name) for name in _SHAPE})
     except UsageError:  # this shape needs a head_dim
-        return False
-    return bool(getattr(default, name) == getattr(model, name))
+        return []
+    names = [one.name for one in fields(model) if one.name not in (*_SHAPE, "family")]
+    return [name for name in names if getattr(default, name) == getattr(model, name)]

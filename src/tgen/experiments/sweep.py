@@ -246,7 +246,7 @@ class _Sweep:
         if not saved_state.has_run(out):
             return False
         values, _ = saved_state.load_record(out)
-        [(name, wanted)] = _budget(self.record.cells[cell], self.rungs[rung]).items()
+        name, wanted = _budget(self.record.cells[cell], self.rungs[rung])
         budget = values["plan"]["train"][name]
         if budget != wanted:
             return bool(budget > wanted)
@@ -261,23 +261,22 @@ class _Sweep:
         """Start a run, or resume it with the time of this rung."""
         request, plan = self.request.cells[cell][1], self.record.cells[cell]
         out = self.request.out / self.names[cell][seed]
-        budget = _budget(plan, self.rungs[rung])
+        name, wanted = _budget(plan, self.rungs[rung])
         if saved_state.has_run(out):
-            [(name, wanted)] = budget.items()
             old = saved_state.load_record(out)[0]["plan"]["train"][name]
             is_longer = old < wanted  # and never shorter: another process may have continued
             resumed = ResumeRequest(
                 out=out,
-                settings=budget if is_longer else {},
+                settings={name: wanted} if is_longer else {},
                 override=is_longer,
                 device=request.device,
                 threads=request.threads,
             )
             yield from runs.resume(resumed, stopped=self.stopped)
             return
-        train = replace(request.train, **plan.settings, **budget, seed=self.request.seeds[seed])
+        values = plan.settings | {name: wanted, "seed": self.request.seeds[seed]}
         size: Any = plan.size
-        started = replace(request, out=out, size=size, train=train)
+        started = replace(request, out=out, size=size, train=replace(request.train, **values))
         try:
             with closing(runs.start(started, stopped=self.stopped)) as reports:
                 for report in reports:
@@ -393,7 +392,7 @@ def _plan_cell(
         settings={},
     )
     if steps != train.steps or len(rungs) > 1:
-        train = replace(train, **_budget(cell, rungs[0]))
+        train = replace(train, **dict([_budget(cell, rungs[0])]))
         report = yield from _dry_run(replace(run, size=size, train=train), phase)
         step_tokens = report.batch_size * report.context_length
     unused = {"momentum"} if report.settings["optimizer"] != "muon" else set()
@@ -418,12 +417,12 @@ def _dry_run(run: RunRequest, prefix: str) -> Generator[PhaseReport, None, PlanR
     return plan
 
 
-def _budget(cell: CellPlan, rung: Rung) -> dict[str, Any]:
-    """Return the minutes or the steps that a run has had at the end of a rung."""
+def _budget(cell: CellPlan, rung: Rung) -> tuple[str, Any]:
+    """Return the setting and the value of the minutes or steps of a run up to the end of a rung."""
     if cell.steps is not None:
-        return {"steps": max(1, round(rung.share * cell.steps))}
+        return "steps", max(1, round(rung.share * cell.steps))
     assert cell.minutes is not None
-    return {"minutes": rung.share * cell.minutes}
+    return "minutes", rung.share * cell.minutes
 
 
 def _plan_report(request: SweepRequest, record: _Record) -> SweepPlanReport:
