@@ -6,12 +6,19 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from support.runs import simulate_run
-from tgen.drawing.comparison import comparison_plot, comparison_rows, latex, markdown
+from tgen.drawing.comparison import (
+    comparison_plot,
+    comparison_rows,
+    comparison_tables,
+    latex,
+    markdown,
+)
 from tgen.drawing.curve_files import COLORS, CurveLayout, png, svg
 from tgen.drawing.curve_plot import Curve, CurvePlot, draw_curves
 from tgen.drawing.page.comparison_page import comparison_page
@@ -131,6 +138,23 @@ def test_markdown_and_latex_escape_all_text(report):
     assert r"\textless{}title\textgreater{}" in tex
     assert r"\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textbar{}" in tex
     assert "日" not in tex
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"),
+    [(0, "0"), (999, "999"), (38_400, "38.4k"), (999_499, "999k"), (999_600, "1M"), (2e12, "2T")],
+)
+def test_counts_have_three_digits_and_a_prefix(report, n, shown):
+    groups = [replace(report.groups[0], tokens=n)]
+    assert comparison_tables(replace(report, groups=groups))[0].rows[0][">tokens"] == shown
+
+
+def test_wide_table_is_split_into_results_and_costs(report):
+    (groups, *_) = comparison_tables(report)
+    assert groups.fitting(200) == [groups]
+    results, costs = groups.fitting(40)
+    assert {*results.names} & {*costs.names} == {"family"}
+    assert {*results.names} | {*costs.names} == {*groups.names}
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs LaTeX")

@@ -162,10 +162,9 @@ def _mean(interval: MeanInterval | None) -> str:
 
 def _amount(number: float) -> str:
     """Format a count with three digits and a prefix."""
-    for size, prefix in _PREFIXES:
-        if number >= size:
-            return f"{number / size:.3g}{prefix}" if number < 1000 * size else f"{number:.3g}"
-    return f"{number:.0f}"
+    # 999,500 and more would be rounded to 1e+03k.
+    size, prefix = next((one for one in _PREFIXES if number >= 0.9995 * one[0]), (1, ""))
+    return f"{number / size:.3g}{prefix}"
 
 
 def _value(value: Any) -> str:
