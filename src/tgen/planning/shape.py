@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from tgen.config import SIZES, ModelConfig
@@ -65,27 +65,28 @@ def _shapes(
         per_unit = (n_up + 1) * d_model + n_up * model.feed_forward_bias  # of d_ff
         if outer + block / _FEED_FORWARD > most:
             return
-        usual = 32 if d_model < _WIDE else 64  # width of a head, and per layer
-        ideal = d_model / usual
-        heads = abs(math.log(d_model / model.n_heads / usual))
-        exact = (parameters - outer) / block
-        for n_layers in {max(1, math.floor(exact)), math.ceil(exact)}:
-            if not 1 <= n_layers <= max(_MAX_LAYERS, 4 * ideal):
-                continue
+        ideal, exact = d_model / _head_width(d_model), (parameters - outer) / block
+        numbers = {max(1, math.floor(exact)), max(1, math.ceil(exact))}
+        for n_layers, unit in product(numbers, (32, 8)):
             missing = (parameters - outer - n_layers * block) / (n_layers * per_unit)
-            for unit in (32, 8):
-                d_ff = unit * round((model.d_ff + missing) / unit)
-                if family == "classic":  # whose d_ff is fixed
-                    d_ff = model.d_ff
-                stretch = d_ff / model.d_ff
-                total = outer + n_layers * (block + per_unit * (d_ff - model.d_ff))
-                error = abs(total / parameters - 1)
-                if error > _TOLERANCE or not 1 / _FEED_FORWARD <= stretch <= _FEED_FORWARD:
-                    continue
-                distance = 10 * error + abs(math.log(n_layers / ideal)) + abs(math.log(stretch))
-                distance += heads
-                distance += 0.05 * (d_ff % 32 > 0) + 0.2 * (d_model % 32 > 0) + (n_layers == 1)
-                yield Shape(n_layers, d_model, model.n_heads, d_ff), distance
+            d_ff = unit * round((model.d_ff + missing) / unit)
+            if family == "classic":  # whose d_ff is fixed
+                d_ff = model.d_ff
+            stretch = d_ff / model.d_ff
+            total = outer + n_layers * (block + per_unit * (d_ff - model.d_ff))
+            error = abs(total / parameters - 1)
+            fits = error <= _TOLERANCE and n_layers <= max(_MAX_LAYERS, 4 * ideal)
+            if not fits or not 1 / _FEED_FORWARD <= stretch <= _FEED_FORWARD:
+                continue
+            ratios = n_layers / ideal, stretch, ideal / model.n_heads
+            distance = 10 * error + sum(abs(math.log(ratio)) for ratio in ratios)
+            distance += 0.05 * (d_ff % 32 > 0) + 0.2 * (d_model % 32 > 0) + (n_layers == 1)
+            yield Shape(n_layers, d_model, model.n_heads, d_ff), distance
+
+
+def _head_width(d_model: int) -> int:
+    """Return the usual width of a head, and of the model per layer."""
+    return 32 if d_model < _WIDE else 64
 
 
 def _widths() -> Iterator[int]:
@@ -97,8 +98,7 @@ def _widths() -> Iterator[int]:
 
 def _model(family: str, d_model: int, fields: Mapping[str, Any]) -> ModelConfig:
     """Return a model of one layer, with heads of about the usual width."""
-    usual = 32 if d_model < _WIDE else 64
     heads = [n for n in range(1, d_model // 2 + 1) if d_model % (2 * n) == 0]
-    n_heads = min(heads, key=lambda n: abs(math.log(d_model / n / usual)))
+    n_heads = min(heads, key=lambda n: abs(math.log(d_model / n / _head_width(d_model))))
     shape = {"n_layers": 1, "d_model": d_model, "n_heads": n_heads}
     return ModelConfig.of(family, **{**fields, **shape})
