@@ -33,7 +33,6 @@ class _ComponentRecorder:
 
     def __init__(self, positions: slice, scale: float) -> None:
         self._positions, self._scale = positions, scale
-        self.embeddings = torch.zeros(0)  # (n, C), with learned positions
         self.head_outs: list[Tensor] = []  # (n, H D), before the output projection
         self.attn_outs: list[Tensor] = []  # (n, C), before a norm of the output
         self.ffn_outs: list[Tensor] = []  # (n, C), the same
