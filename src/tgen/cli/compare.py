@@ -18,6 +18,7 @@ from tgen.cli.output_files import (
 )
 from tgen.config import DEFAULT_ENGINE, EngineOptions
 from tgen.config.option import option
+from tgen.config.reading import Reading
 from tgen.errors import UsageError
 from tgen.reports.comparison import ComparisonReport, Scale
 
@@ -109,14 +110,10 @@ def compare(options: CompareOptions) -> None:
 def _scorer(options: CompareOptions) -> "Score":
     """Return a function that scores the models of runs on the text."""
     from tgen.cli.model_loading import load_model
-    from tgen.corpus import read
+    from tgen.cli.score import read_texts
     from tgen.experiments.text_scores import score_runs
-    from tgen.runs.output_folder import own_files
 
-    with console.late_progress("reading", quiet=options.quiet) as update:
-        corpus = read(options.text, update, own_files=own_files, mixed_hint="score one of them")
-    for note in corpus.notes:
-        console.print_status(f"note: {note}", quiet=options.quiet)
+    corpus = read_texts(options.text, Reading(), quiet=options.quiet)
     open_model = partial(load_model, options=options.engine, quiet=options.quiet)
 
     def score(runs: Any, warn: Any) -> Any:

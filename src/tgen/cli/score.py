@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,23 +101,25 @@ def score(options: ScoreOptions) -> None:
     docs/formats.md lists the JSON fields.
     """
     from tgen.checkpoint.model_lookup import find_model
-    from tgen.corpus import read
-    from tgen.runs.output_folder import own_files
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    with console.late_progress("reading", quiet=options.quiet) as update:
-        corpus = read(
-            options.files,
-            update,
-            own_files=own_files,
-            mixed_hint="score one after the other",
-            reading=Reading(**options.reading),
-        )
-    for note in corpus.notes:
-        console.print_status(f"note: {note}", quiet=options.quiet)
+    corpus = read_texts(options.files, Reading(**options.reading), quiet=options.quiet)
     models = [_load_model(path, options) for path in paths]
     _score(models, corpus, options)
+
+
+def read_texts(paths: Sequence[str], reading: Reading, *, quiet: bool) -> "Corpus":
+    """Read the texts to score."""
+    from tgen.corpus import read
+    from tgen.runs.output_folder import own_files
+
+    hint = "score one after the other"
+    with console.late_progress("reading", quiet=quiet) as update:
+        corpus = read(paths, update, own_files=own_files, mixed_hint=hint, reading=reading)
+    for note in corpus.notes:
+        console.print_status(f"note: {note}", quiet=quiet)
+    return corpus
 
 
 def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
