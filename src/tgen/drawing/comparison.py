@@ -206,30 +206,20 @@ def comparison_plot(report: ComparisonReport, scale: Scale) -> CurvePlot:
     def label(text: str, held_out: str) -> str:
         return ", held-out text ".join([text, *texts[held_out].values()])
 
+    title, curves = "held-out loss", []
     if report.by:
-        title = f"held-out loss by {' and '.join(report.by)}: mean and 95% interval"
-        curves = [
-            Curve(
-                label=label(f"{_label(group)} ({count(len(group.runs), 'run')})", group.held_out),
-                color=i,
-                x=group.curves[scale].x,
-                y=[one.mean for one in group.curves[scale].intervals],
-                low=[one.low for one in group.curves[scale].intervals if one.is_finite],
-                high=[one.high for one in group.curves[scale].intervals if one.is_finite],
-            )
-            for i, group in enumerate(report.groups)
-        ]
+        title += f" by {' and '.join(report.by)}: mean and 95% interval"
+        for i, group in enumerate(report.groups):
+            name = label(f"{_label(group)} ({count(len(group.runs), 'run')})", group.held_out)
+            x, intervals = group.curves[scale].x, group.curves[scale].intervals
+            ends = [(one.low, one.high) for one in intervals if one.is_finite]
+            low, high = zip(*ends, strict=True) if ends else ((), ())
+            y = [one.mean for one in intervals]
+            curves.append(Curve(label=name, color=i, x=x, y=y, low=low, high=high))
     else:
-        title = "held-out loss"
-        curves = [
-            Curve(
-                label=label(run.name, run.held_out),
-                color=color,
-                x=getattr(run.curve, scale),
-                y=run.curve.bits_per_byte,
-            )
-            for run, color in zip(report.runs, report.configurations, strict=True)
-        ]
+        for run, color in zip(report.runs, report.configurations, strict=True):
+            name, x = label(run.name, run.held_out), getattr(run.curve, scale)
+            curves.append(Curve(label=name, color=color, x=x, y=run.curve.bits_per_byte))
     curves = [curve for curve in curves if curve.x]
     end = max((curve.x[-1] for curve in curves), default=0)
     unit, name = next(
