@@ -310,10 +310,12 @@ class Inspector:
         """Return which activations restore the answer after position `query` when they replace
         those of the text `other`, one report per part.
 
-        Raises UsageError if the texts differ in their number of tokens, or a token is none.
+        Raises UsageError if `other` is empty or has another number of tokens, or a token is none.
         """
         names = parse_parts("--parts", "residual" if parts is None else parts, PATCHED_PARTS)
         n_tokens = len(self.ids) + self.n_skipped
+        if not other:
+            raise UsageError("--patch is empty", "pass at least one character")
         other_ids = self.tokenizer.encode_prompt(other)
         if len(other_ids) != n_tokens:
             raise UsageError(

@@ -162,14 +162,14 @@ class InspectOptions(ViewOptions):
         views, files = self.views, self.files
         if self.view and self._has_no_view:
             names = " and ".join(files)
-            raise UsageError(f"--view cannot be combined with {names} alone", "remove --view")
+            raise UsageError(f"--view: no effect on {names}", "remove --view")
         if len(set(views)) < len(views):
             raise UsageError("--view: a view is given twice", "name each view once")
         if len(self.model) > 2 or (len(self.model) == 2 and views != [View.heads]):
-            raise UsageError(
-                f"--model: given {len(self.model)} times",
-                "pass one model, or two with --view heads to compare them",
-            )
+            hint = "pass one model, or two with --view heads to compare them"
+            if View.training in views:
+                hint = "pass one model; `tgen compare` draws the curves of several runs"
+            raise UsageError(f"--model: given {len(self.model)} times", hint)
         if len(self.model) == 2 and self.adapter:
             raise UsageError(
                 "--adapter cannot be combined with two models", "name its directory with --model"
@@ -193,9 +193,7 @@ class InspectOptions(ViewOptions):
                     f"use it with --view {', '.join(_drawn_views(name))}",
                 )
         if self.only_training and (flag := self.prompt_flag):
-            raise UsageError(
-                f"{flag} cannot be combined with --view training alone", f"remove {flag}"
-            )
+            raise UsageError(f"{flag}: no effect on --view training", f"remove {flag}")
 
     def _check_unused(self) -> None:
         """Raise UsageError for an option without effect."""
