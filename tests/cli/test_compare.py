@@ -119,6 +119,7 @@ def test_hostile_names_reach_no_terminal_and_no_file(run_here, finished_run, tmp
         ([], ["nothing"], "nothing does not exist"),
         ([], ["no*"], "no directory matches 'no*'"),
         (["--by", "nothing"], ["runs"], "--by nothing: not a setting"),
+        (["--by", ","], ["runs"], "--by: a setting is missing"),
         (["--x", "nothing"], ["runs"], "--x"),
         (["--json", "--svg", "x.svg"], ["runs"], "--json cannot be combined with --svg"),
         (["--svg", "x.svg", "--html", "./x.svg"], ["runs"], "same output file"),

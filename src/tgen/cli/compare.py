@@ -65,6 +65,8 @@ class CompareOptions:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UsageError("no run to compare", "name directories that `tgen train` wrote")
+        if self.by and not self.fields:
+            raise UsageError("--by: a setting is missing", "use, for example, --by family")
         if self.json and self.files:
             raise UsageError(f"--json cannot be combined with {min(self.files)}", "remove one")
         if self.engine != DEFAULT_ENGINE and not self.text:
