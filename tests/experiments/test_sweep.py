@@ -152,19 +152,20 @@ def test_equal_or_invalid_combinations_are_refused_before_the_first_run(tmp_path
         assert not (tmp_path / "sweep").exists()
 
 
-def test_other_sweeps_and_files_are_left_alone(tmp_path):
+@pytest.mark.parametrize("start", [sweep, dry_run])
+def test_other_sweeps_and_files_are_left_alone(tmp_path, start):
     list(sweep(make(tmp_path, steps=2)))
     with pytest.raises(UsageError, match="has a sweep with other settings"):
-        list(sweep(make(tmp_path, steps=3)))
+        list(start(make(tmp_path, steps=3)))
     with pytest.raises(UsageError, match="has a sweep with other seeds"):
-        list(sweep(make(tmp_path, steps=2, n_seeds=1)))
+        list(start(make(tmp_path, steps=2, n_seeds=1)))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(UsageError, match="other contains other files: file"):
-        list(sweep(make(tmp_path, "other")))
+        list(start(make(tmp_path, "other")))
     (tmp_path / "other" / "sweep.json").write_text('{"cells": []}')
     with pytest.raises(TrainingError, match=r"sweep\.json is damaged"):
-        list(sweep(make(tmp_path, "other")))
+        list(start(make(tmp_path, "other")))
     assert (tmp_path / "other" / "sweep.json").read_text() == '{"cells": []}'
 
 

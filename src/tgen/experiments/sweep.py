@@ -85,7 +85,7 @@ def sweep(
 def dry_run(request: SweepRequest) -> Generator[PhaseReport | SweepPlanReport, None, None]:
     """Yield the phases of planning, and the plan, without writing files."""
     check_cells(request)
-    record = yield from _plan(request)
+    record = _open(request) or (yield from _plan(request))
     yield _plan_report(request, record)
 
 
@@ -153,14 +153,10 @@ class _Sweep:
     def _open(self) -> Generator[PhaseReport, None, _Record]:
         """Return the record in the directory, or plan the sweep and write it; of several processes
         that plan, the first one counts."""
-        out, wanted = self.request.out, _identity(self.request)
-        if not (out / _RECORD).exists():
-            if others := saved_state.file_names(out) - {saved_state.LOCK}:
-                raise UsageError(
-                    f"--out {out} contains other files: {', '.join(sorted(others)[:5])}",
-                    "choose a directory that does not exist yet",
-                )
-            record = yield from _plan(self.request)
+        out = self.request.out
+        if (record := _open(self.request)) is not None:
+            return record
+        record = yield from _plan(self.request)
         while not (out / _RECORD).exists():
             try:
                 with locks.lock(out / saved_state.LOCK):
@@ -168,24 +164,9 @@ class _Sweep:
                         self._save(record)
             except LockedError:
                 self.wait()
-        record = self._load()
-        for name, value in wanted.items():
-            if record.request.get(name) != value:
-                raise UsageError(
-                    f"--out {out} has a sweep with other {name}",
-                    "repeat the command that started it, or choose another --out",
-                )
-        return record
-
-    def _load(self) -> _Record:
-        path = self.request.out / _RECORD
-        try:
-            values = json.loads(files.read(path))
-            del values["tgen"]
-            values["cells"] = [CellPlan(**cell) for cell in values["cells"]]
-            return _Record(**values)
-        except (ValueError, KeyError, TypeError):
-            raise TrainingError(f"{path} is damaged", "choose another --out") from None
+        opened = _open(self.request)
+        assert opened is not None
+        return opened
 
     def _save(self, record: _Record) -> None:
         values = {"tgen": __version__, **asdict(record)}
@@ -297,7 +278,7 @@ class _Sweep:
 
     def _keep(self, rung: int, cells: Sequence[int]) -> list[int]:
         """Return the best cells of a rung, which is recorded before any of them continues."""
-        self.record = self._load()
+        self.record = _load(self.request.out)
         if len(self.record.kept) == rung:
             losses = {
                 cell: [
@@ -310,6 +291,44 @@ class _Sweep:
             self.record = replace(self.record, kept=[*self.record.kept, best])
             self._save(self.record)
         return self.record.kept[rung]
+
+
+def _open(request: SweepRequest) -> _Record | None:
+    """Return the record of the sweep in the directory; None if a new one can start there."""
+    out = request.out
+    names = saved_state.file_names(out)  # once: another process may start the sweep meanwhile
+    if _RECORD not in names:
+        if problem := files.output_problem(out / _RECORD):
+            raise UsageError(f"--out {out}: {problem}", "choose another directory")
+        if others := names - {saved_state.LOCK}:
+            raise UsageError(
+                f"--out {out} contains other files: {', '.join(sorted(others)[:5])}",
+                "choose a directory that does not exist yet",
+            )
+        return None
+    record = _load(out)
+    for name, value in _identity(request).items():
+        if record.request.get(name) != value:
+            raise UsageError(
+                f"--out {out} has a sweep with other {name}",
+                "repeat the command that started it, or choose another --out",
+            )
+    return record
+
+
+def _load(out: Path) -> _Record:
+    path = out / _RECORD
+    try:
+        values = json.loads(files.read(path))
+        cells = [CellPlan(**cell) for cell in values["cells"]]
+        return _Record(
+            request=values["request"],
+            cells=cells,
+            corpus_sha256=values["corpus_sha256"],
+            kept=values["kept"],
+        )
+    except (ValueError, KeyError, TypeError):
+        raise TrainingError(f"{path} is damaged", "choose another --out") from None
 
 
 def _best_loss(out: Path) -> float | None:
