@@ -415,7 +415,8 @@ def parse_count(option_name: str, text: str) -> int:
     units = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMB]?)", text.strip().upper(), re.ASCII)
     if not match:
-        raise UsageError(f"{option_name}: not a number (got {text!r})", "use, for example, 250k")
+        hint = "use digits and, for thousands or millions, k or M: 250k"
+        raise UsageError(f"{option_name}: invalid value {text!r:.60}", hint)
     return round(float(match[1]) * units[match[2]])
 
 

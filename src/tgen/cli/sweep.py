@@ -109,7 +109,7 @@ class SweepOptions:
         "Floating-point operations to train each run with, for example 1e15.",
         "--flop",
         low=1,
-        expected="a number of at least 1",
+        high=1e24,
         excludes="minutes steps",
         shown_default="as many as --minutes allow",
     )
@@ -143,6 +143,9 @@ class SweepOptions:
         from tgen.experiments.sweep import SweepRequest
 
         axes = parse_values(self.settings)
+        if "seed" in axes:
+            hint = "use --seeds N: a run per seed, from --seed on"
+            raise UsageError("--set seed: this field has its own option", hint)
         for name in axes.keys() & _VARIED.keys():
             field, flag = "start_from" if name == "from" else name, f"--{name.replace('_', '-')}"
             if field in self.run or field in self.config:
@@ -152,6 +155,11 @@ class SweepOptions:
             values = dict(zip(axes, chosen, strict=True))
             varied = {name: text for name, text in values.items() if len(axes[name]) > 1}
             cells.append((varied, self._run_request(values)))
+        if self.halving and len(cells) < 3:
+            raise UsageError(
+                f"--halving: no effect on {count(len(cells), 'combination')} (expected 3 or more)",
+                "remove it, or add values with --set",
+            )
         seed = self.config.get("seed", TrainConfig.seed)
         return SweepRequest(
             out=self.out or Path("sweeps") / default_name(self.run["corpus"][0]),
