@@ -27,6 +27,7 @@ _POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 10.0
 _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
 _STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the slowest rank
+_REASON_TIMEOUT = timedelta(seconds=1)
 _PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
 _STEP_TIMEOUT = timedelta(minutes=10)  # in a step, all ranks work
@@ -39,6 +40,7 @@ _LAUNCHERS = {
 }
 # Torch's messages about a rank that has exited.
 _TIMED_OUT = "Timed out waiting"
+_NO_MESSAGE = "a rank ended without an error message"
 _PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
@@ -304,6 +306,9 @@ def _share_error(
 
     own = first = _describe(error, rank)
     is_shared = False
+    if own["message"] == _NO_MESSAGE:  # the rank that has closed its connections may have one
+        with suppress(dist.DistError):
+            store.wait([_ERROR_KEY], _REASON_TIMEOUT)
     with suppress(dist.DistError):  # if rank 0 hosted the store and has ended
         first = json.loads(store.compare_set(_ERROR_KEY, "", json.dumps(own)))
         is_shared = True
@@ -337,7 +342,7 @@ def _describe(error: Exception, rank: int) -> dict[str, Any]:
         message = f"a rank did not answer within {_STEP_TIMEOUT.total_seconds():g} s"
         hint = "look for a machine that hangs, or a network without a route"
     elif isinstance(error, RuntimeError) and any(words in message for words in _PEER_GONE):
-        message, hint = "a rank ended without an error message", "see torchrun's report"
+        message, hint = _NO_MESSAGE, "see torchrun's report"
     elif is_out_of_memory(error):
         message, hint = f"rank {rank}: out of memory", "use a smaller batch or model, or more ranks"
     elif not isinstance(error, OSError):
