@@ -7,7 +7,7 @@ from tgen.config import ModelConfig
 from tgen.corpus import count_bigrams
 from tgen.model.transformer import Transformer
 from tgen.planning.budget import can_start_from_bigrams
-from tgen.training.bigram_start import kneser_ney, start_from_bigrams
+from tgen.training.bigram_start import kneser_ney, low_rank_tables, start_from_bigrams
 
 N = 40
 
@@ -71,6 +71,24 @@ def test_wide_model_starts_as_the_bigram_model_and_a_narrow_one_near_it():
     assert abs(losses[0] - best) < 0.01
     assert losses == sorted(losses)
     assert losses[-1] < np.log(N) - 0.3  # far better than a random start
+
+
+def test_start_does_not_depend_on_the_signs_of_singular_vectors(monkeypatch):
+    log_probabilities = kneser_ney(torch.from_numpy(count_bigrams(text(), N))).log_()
+    shares = torch.full((N,), 1 / N)
+    svd = torch.linalg.svd
+
+    def negated_svd(*arguments, **options):
+        u, values, v = svd(*arguments, **options)
+        signs = torch.ones(len(values)).index_fill_(0, torch.arange(0, len(values), 2), -1)
+        return u * signs, values, v * signs[:, None]
+
+    tables = low_rank_tables(log_probabilities, shares, 16, seed=0)
+    monkeypatch.setattr(torch.linalg, "svd", negated_svd)
+    for ours, negated in zip(
+        tables, low_rank_tables(log_probabilities, shares, 16, seed=0), strict=True
+    ):
+        torch.testing.assert_close(ours, negated)
 
 
 def test_blocks_contribute_nothing_at_the_start():

@@ -39,6 +39,7 @@ def train_command(options: argparse.Namespace, out: Path, mode: str) -> list[str
     command += ["--steps", str(options.steps), "--threads", str(threads), "-q", "--json"]
     command += ["--overwrite", *([] if single or options.ranks == 1 else ["--parallel", mode])]
     settings = {"batch_size": batch, "eval_every": options.steps // 2, "eval_tokens": 4096}
+    settings |= {"precision": "float32"}  # rounding to bfloat16 enlarges differences
     return [*command, *(f"--set={name}={value}" for name, value in settings.items())]
 
 

@@ -38,9 +38,9 @@ _LAUNCHERS = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 }
-# Torch's messages about a rank that has exited.
-_TIMED_OUT = "Timed out waiting"
 _NO_MESSAGE = "a rank ended without an error message"
+# Torch's messages about a rank that does not answer, and about one that has exited.
+_TIMED_OUT = "Timed out waiting"
 _PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
 
 
@@ -276,8 +276,8 @@ def _wait_for_ranks(
                 store.add(f"{group} joined", 1)
                 continue
             waited = time.monotonic() - started_at
-            gone = (r for r in range(n) if not store.check([f"{group} joined {r}"]))
-            missing = ", ".join(map(str, gone)) if group else "0"
+            absent = (r for r in range(n) if not store.check([f"{group} joined {r}"]))
+            missing = ", ".join(map(str, absent)) if group else "0"
             if waited >= join_seconds:
                 raise TgenError(
                     f"rank {missing} of {n} did not join within {join_seconds:g} s",

@@ -74,6 +74,9 @@ def low_rank_tables(
         q = torch.linalg.qr(weighted @ q).Q
     u, values, v = torch.linalg.svd(q.T @ weighted, full_matrices=False)
     left, right = (q @ u)[:, :rank], v[:rank].T
+    # The signs of singular vectors are arbitrary: they would differ with the number of threads.
+    signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
+    left, right = left * signs, right * signs
     scale = values[:rank].sqrt()
     inputs, outputs = (side * scale / roots[:, None] for side in (left, right))
     # RMSNorm gives all rows one length: one more coordinate makes them equally long before.
