@@ -1,4 +1,4 @@
-"""tgen: train a small language model on your own text, then generate, inspect and benchmark."""
+"""tgen: train a small language model on your own text, generate from it, inspect, measure it."""
 
 from tgen.version import __version__ as __version__
 

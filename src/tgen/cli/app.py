@@ -35,7 +35,7 @@ COMMANDS = {
     "models": "List the models on this machine, or remove some.",
 }
 _FOLDERS = ("train", "generate", "inspect", "bench")  # commands of several files
-_HELP = """Train a small language model on your own text, then generate, inspect and benchmark.
+_HELP = """Train a small language model on your own text, generate from it, inspect and measure it.
 
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \
 70 internal error, 75 the run belongs to another process, 128 + n after signal n.

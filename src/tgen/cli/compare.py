@@ -93,13 +93,13 @@ def compare(options: CompareOptions) -> None:
 
     The tables have the settings that differ, the best and the last held-out loss in bits per byte,
     the steps, tokens, time, parameters and FLOP. The best run comes first. Losses on different
-    held-out texts cannot be compared; a warning says where they differ, and --text scores all
-    models on one text, with a paired test against the best.
+    held-out texts cannot be compared: tgen then prints a warning. --text scores all models on one
+    text, with a paired test against the best.
 
     --by makes groups: their means have 95% confidence intervals over the runs, for example over
     seeds (Student's t). Runs that have not finished are not in the means.
 
-    No run is changed. Files are written besides the tables, unless one goes to stdout (-).
+    No run is changed. The file name - stands for stdout, in place of the tables and curves.
     docs/lab.md shows a study.
     """
     from tgen.experiments.comparison import compare_runs

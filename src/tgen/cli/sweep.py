@@ -90,15 +90,15 @@ class SweepOptions:
     )
     settings: list[str] = option(
         default_factory=list,
-        help_text="Setting of the model or the run, or --family, --size, --parameters, "
-        "--tokenizer, --vocab-size, --from or --lora without dashes, with the values to combine; "
-        "repeatable. Values that contain commas are a JSON list.",
+        help_text="Setting of the model or the run, or family, size, parameters, tokenizer, "
+        "vocab_size, from or lora, with the values to combine; a JSON list allows commas in them. "
+        "Repeatable.",
         flags="--set",
         metavar="FIELD=VALUE,VALUE",
     )
     seeds: int = option(
         1,
-        "Number of runs per combination, with the seeds from --seed on.",
+        "Number of runs per combination; their seeds count up from --seed.",
         "--seeds",
         low=1,
         high=10_000,

@@ -120,13 +120,13 @@ class ViewOptions:
     )
     group: str | None = _select(
         "Groups to ablate: layers (2), heads (2.0-3), 2.attention or 2.feed_forward; + joins the "
-        "members of a group.",
+        "members of a group, commas separate groups.",
         "--group",
         "GROUPS",
         shown_default="attention and feed-forward of each layer",
     )
     patch: str | None = _select(
-        "Other prompt of --view patch, in which activations of the prompt replace its own.",
+        "Other prompt for --view patch; activations of --prompt replace its own.",
         "--patch",
         "TEXT",
     )

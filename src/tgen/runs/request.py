@@ -69,8 +69,7 @@ class RunRequest:
     family: Family = option(DEFAULT_FAMILY, "Model architecture.", "--family", check_choices=False)
     start_from: Path | None = option(
         None,
-        "Model to fine-tune (path or name), with its tokenizer and shape; with --resume, the base "
-        "of a LoRA run, if it has moved.",
+        "Model to fine-tune (path or name), with its tokenizer and shape.",
         "--from",
         metavar="NAME",
         excludes=_OF_BASE,
@@ -146,7 +145,7 @@ class RunRequest:
     )
     log: Log | None = _output(
         None,
-        "Log metrics by the installed library of another program, without network unless online.",
+        "Log metrics with the library wandb or trackio; only wandb:online uses the network.",
         "--log",
         metavar="trackio|wandb|wandb:online",
         shown_default="",

@@ -59,7 +59,7 @@ class TrainOptions:
     dry_run: bool = option(False, "Print the plan and exit.", "--dry-run")
     resume: bool = option(
         False,
-        "Resume the run in --out.",
+        "Resume the run in --out; --from names the base of a LoRA run if it has moved.",
         "--resume",
         panel="Resume",
         excludes=" ".join(["dry_run", *_FIXED]),
