@@ -20,7 +20,7 @@ from tgen.reports.comparison import (
     Scale,
     TextScore,
 )
-from tgen.reports.number_format import count, format_duration
+from tgen.reports.number_format import count, format_amount, format_duration
 
 SCALES: dict[Scale, str] = {"step": "step", "token": "token", "time": "time", "flop": "FLOP"}
 _UNITS: dict[Scale, list[tuple[float, str]]] = {  # the last one that is below the largest value
@@ -34,7 +34,6 @@ _UNITS: dict[Scale, list[tuple[float, str]]] = {  # the last one that is below t
 }
 _COSTS = (">steps", ">tokens", ">time", ">parameters", ">FLOP")
 _TEXT = ">held-out text"
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_VALUES = 6  # of a setting in the table of differences
 _NAMED_RUNS = 4  # up to so many, their names follow the values
 _LATEX = {
@@ -133,7 +132,8 @@ def _number_texts(report: ComparisonReport) -> dict[str, dict[str, str]]:
 
 def _costs(one: RunSummary | GroupSummary) -> dict[str, str]:
     time, flop = format_duration(one.seconds), f"{one.flop:.2g}"
-    cells = f"{one.steps:,.0f}", _amount(one.tokens), time, _amount(one.n_parameters), flop
+    tokens, parameters = format_amount(one.tokens), format_amount(one.n_parameters)
+    cells = f"{one.steps:,.0f}", tokens, time, parameters, flop
     return dict(zip(_COSTS, cells, strict=True))
 
 
@@ -158,13 +158,6 @@ def _mean(interval: MeanInterval | None) -> str:
         return "–"
     width = f"{interval.half_width:.3f}" if interval.is_finite else "–"
     return f"{interval.mean:.3f} ± {width}"
-
-
-def _amount(number: float) -> str:
-    """Format a count with three digits and a prefix."""
-    # 999,500 and more would be rounded to 1e+03k.
-    size, prefix = next((one for one in _PREFIXES if number >= 0.9995 * one[0]), (1, ""))
-    return f"{number / size:.3g}{prefix}"
 
 
 def _value(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Numbers and sizes as a report shows them."""
 
 MIB = 2**20  # bytes
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def count(n: int, noun: str) -> str:
@@ -11,6 +12,13 @@ def count(n: int, noun: str) -> str:
 def format_number(number: float) -> str:
     """Format a quantity with two significant digits, or as a whole number from 10 on."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def format_amount(number: float) -> str:
+    """Format a count with three digits and a prefix: 38.4k."""
+    # 999,500 and more would be rounded to 1e+03k.
+    size, prefix = next((one for one in _PREFIXES if number >= 0.9995 * one[0]), (1, ""))
+    return f"{number / size:.3g}{prefix}"
 
 
 def format_bytes(n_bytes: float) -> str:
