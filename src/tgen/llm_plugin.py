@@ -24,7 +24,7 @@ _NOT_OPTIONS = {
 }
 _HELP = {  # the flags take files
     "grammar": "Generate a text that this Lark or GBNF grammar allows.",
-    "words": "Spell only words of this text.",
+    "words": "Generate only words of this text.",
 }
 
 

@@ -137,7 +137,7 @@ class SamplingConfig:
     )
     words: Text | None = _constraint(
         None,
-        "Spell only words of this text; corpus: the text that the model was trained on.",
+        "Generate only words of this text; corpus: the text that the model was trained on.",
         "--words",
         metavar="FILE|corpus",
     )
