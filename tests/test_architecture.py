@@ -1,4 +1,4 @@
-"""Which package imports which, who prints, who touches the disk: see `docs/architecture.md`."""
+"""Imports between packages, and who prints and touches the disk: `docs/architecture.md`."""
 
 import ast
 import re

@@ -298,7 +298,7 @@ def test_characters_without_tokens_are_replaced_and_counted():
 
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "always", "prefix-space"])
 def test_answer_continues_its_context(kind):
-    """Where a tokenizer puts a space before a text, an answer has none."""
+    """An answer has no space before it, even if the tokenizer puts one before a text."""
     tokenizer = Tokenizer(json.dumps(files()[kind][0]))
     source = "{{ bos_token }}{% for m in messages %}{{ m.content }}"
     source += "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""Which files belong to a model."""
+"""The files that belong to a model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which model a name refers to."""
+"""The model that a name refers to."""
 
 import json
 import os

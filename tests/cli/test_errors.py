@@ -1,4 +1,4 @@
-"""What goes wrong at the command line: one line that says what, one that says what to do."""
+"""Errors at the command line: one line that says what is wrong, one that says what to do."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which engine runs, and that both engines generate the same text."""
+"""The choice of the engine; both engines generate the same text."""
 
 import subprocess
 import sys

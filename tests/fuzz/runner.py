@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """What the cases of one format gave."""
+    """The results of the cases of one format."""
 
     cases: int = 0
     accepted: int = 0

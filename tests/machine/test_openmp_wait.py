@@ -1,4 +1,4 @@
-"""How torch's threads wait on a busy machine: only the waiting changes, never a result."""
+"""Torch's threads on a busy machine: only their waiting changes, never a result."""
 
 import subprocess
 import sys

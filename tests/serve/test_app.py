@@ -258,7 +258,7 @@ def test_parameters_of_other_servers_reach_the_text(
 
 
 class Person(pydantic.BaseModel):
-    """What the client asks for."""
+    """A person, in the form that the client requests."""
 
     kind: Literal["king", "queen"]
     age: Literal[1, 22, 333]

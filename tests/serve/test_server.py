@@ -1,4 +1,4 @@
-"""Who may use the server, how much, and how it ends."""
+"""Access to the server, its limits, and its end."""
 
 import gzip
 import json

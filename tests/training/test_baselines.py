@@ -23,7 +23,7 @@ VERSE = (
 def followers_and_discounts(
     train: bytes, before: bytes, order: int
 ) -> tuple[Counter[int], tuple[float, ...]]:
-    """What follows a context, and how often; what is taken from counts of 1, 2 and more."""
+    """Tokens that follow a context, with counts, and the discounts of counts of 1, 2 and more."""
     text = bytes(order) + train
     longest = [text[i : i + order + 1] for i in range(len(train))]
     length = len(before) + 1

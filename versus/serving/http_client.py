@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What a request got; `first_token` and `seconds` count from before it was written."""
+    """The response to a request; `first_token` and `seconds` count from before it was written."""
 
     status: int = 0  # 0: no response
     text: str = ""

@@ -76,7 +76,7 @@ class ModelBundle:
 
     @property
     def settings_path(self) -> Path:
-        """Where chat template and generation config are: the adapter's directory if it has them."""
+        """The directory of chat template and generation config: the adapter's if it has them."""
         return settings_path(self.path, self.adapter)
 
 

@@ -57,7 +57,7 @@ def read_prompt(prompt: str | None, file: Path | None = None, *, quiet: bool = F
 
 
 class Reader(NamedTuple):
-    """How a field is read from the command line: its Typer type, and a converter."""
+    """The way to read a field from the command line: its Typer type, and a converter."""
 
     type: Any
     read: Callable[[Any], Any]

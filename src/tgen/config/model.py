@@ -282,7 +282,7 @@ class ModelConfig:
         return self.sliding_window if sliding else None
 
     def rope(self, layer: int) -> Rope | None:
-        """Which rotation a layer has, None if none."""
+        """Return the rotation of a layer, None if it has none."""
         if self.position != "rotary" or (self.rope_layers and not self.rope_layers[layer]):
             return None
         local = self.local_rope_theta is not None and self.window(layer) is not None

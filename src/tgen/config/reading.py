@@ -1,4 +1,4 @@
-"""How files are read: options that `tgen train`, `tokenize` and `score` share."""
+"""Options for reading files, which `tgen train`, `tokenize` and `score` share."""
 
 import codecs
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NOT_TEXT = {"idna", "punycode", "undefined"}  # codecs of names, not of texts
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How files become texts or rows. Raises UsageError for values that cannot be combined."""
+    """The way from files to texts or rows. Raises UsageError for values that cannot be combined."""
 
     read_as: ReadAs | None = _reading(
         None,

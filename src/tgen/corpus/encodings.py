@@ -44,7 +44,7 @@ _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not
 
 
 class Encoding(NamedTuple):
-    """How the bytes of a text are to be read."""
+    """The way to read the bytes of a text."""
 
     codec: str = "utf-8"  # a name that Python knows; utf-8 also for unknown bytes
     start: int = 0  # bytes of the byte order mark

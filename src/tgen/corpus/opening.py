@@ -48,7 +48,7 @@ Origin = Literal["name", "directory", "pattern"]
 
 @dataclass
 class ReadingReport:
-    """How the files of a corpus were read, and which were skipped."""
+    """The ways in which the files of a corpus were read, and the skipped files."""
 
     skipped: dict[str, str] = field(default_factory=dict)  # file -> reason
     models: dict[str, None] = field(default_factory=dict)  # directories and files, in order

@@ -40,7 +40,7 @@ _limit_lock = threading.Lock()  # the limit of cells is the process's
 
 
 class Dialect(NamedTuple):
-    """How a table separates its cells."""
+    """The characters that separate the cells of a table."""
 
     delimiter: str
     quoted: bool  # cells may be in quotes

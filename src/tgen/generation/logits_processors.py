@@ -44,7 +44,7 @@ def penalize_repetition(
 
 
 class Occurrences:
-    """How often each token occurs in a text, or in its last `window` tokens (0: in all)."""
+    """Counts of the tokens in a text, or in its last `window` tokens (0: in all)."""
 
     def __init__(self, window: int) -> None:
         self._window, self._n_read = window, 0

@@ -38,7 +38,7 @@ class _Histogram:
 
 
 class Metrics:
-    """What the server has done since its start."""
+    """Numbers of requests and tokens since the start of the server."""
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()  # by HTTP status

@@ -101,7 +101,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 
 
 class FamilyLayout(NamedTuple):
-    """How transformers stores one family."""
+    """The layout of one family in transformers."""
 
     model_type: str  # in config.json
     model_class: str

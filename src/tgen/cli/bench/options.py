@@ -232,7 +232,7 @@ class BenchOptions:
 
     @property
     def engine_options(self) -> EngineOptions:
-        """How one engine computes. Raises UsageError for several."""
+        """The settings of one engine. Raises UsageError for several."""
         return EngineOptions(
             device=self.device,
             threads=self.only("threads", None),
