@@ -9,7 +9,7 @@ from tgen.errors import UsageError
 
 Position = Literal["sinusoidal", "learned", "rotary"]
 Norm = Literal["layer_norm", "rms_norm"]
-# Where a block normalizes: before each sublayer; after each residual addition; before, with both
+# Norms of a block: before each sublayer; after each residual addition; before, with both
 # sublayers reading the block's input, by two norms or by one that they share; the output of each
 # sublayer; before it and its output.
 NormPlacement = Literal["pre", "post", "parallel", "shared", "output", "sandwich"]

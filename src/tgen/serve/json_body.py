@@ -71,7 +71,7 @@ def list_parts(content: Any, kind: str) -> Any:
 
 
 Unicode = Annotated[str, AfterValidator(check_unicode)]
-# Of a long list of other values, only the first is an error: all would take seconds.
+# Only the first of many wrong values in a list is an error: all would take seconds.
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 _Object = TypeVar("_Object", bound=JsonObject)
 
