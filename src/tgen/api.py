@@ -65,7 +65,13 @@ def _keywords() -> dict[str, Any]:
     from tgen.drawing.view_options import ViewOptions
     from tgen.runs import RunRequest
 
-    named = {"--model": "path", "--prompt": "text", "--save-cache": "save_cache", "--view": "view"}
+    named = {
+        "--draft-model": "draft_model",
+        "--model": "path",
+        "--prompt": "text",
+        "--save-cache": "save_cache",
+        "--view": "view",
+    }
     return {
         **flag_values(SamplingConfig, EngineOptions, TrainConfig, Reading, RunRequest, ViewOptions),
         **{flag: (name, ()) for flag, name in named.items()},
@@ -121,23 +127,30 @@ def load(
     threads: int | None = None,
     dtype: StoredAs | None = None,
     cache_dtype: CacheDtype | None = None,
+    draft_model: str | Path | None = None,
 ) -> "Model":
     """Load a model by path or name, as `--model` does; by default the newest in ./models.
 
     `adapter` is the directory of a LoRA adapter; without `path`, its base model is loaded.
     `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a
-    CPU. Raises UsageError, ModelError or TokenizerError.
+    CPU. `draft_model` is a smaller model with the same tokenizer that drafts tokens: texts are the
+    same. Raises UsageError, ModelError or TokenizerError.
     """
     options = EngineOptions(device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
     valid = path is None or isinstance(path, (str, Path))
     require(valid, "path", repr(path), "a path or the name of a model")
     valid = adapter is None or isinstance(adapter, (str, Path))
     require(valid, "adapter", repr(adapter), "the directory of an adapter")
+    valid = draft_model is None or isinstance(draft_model, (str, Path))
+    require(valid, "draft_model", repr(draft_model), "a path or the name of a model")
     if path is None and adapter is not None:
         path, adapter = Path(adapter), None
     location = path if isinstance(path, Path) else find_model(path).path
     adapter = None if adapter is None else Path(adapter)
     loaded = open_model(location, options, adapter=adapter)
+    if draft_model is not None:
+        path = draft_model if isinstance(draft_model, Path) else find_model(draft_model).path
+        loaded.draft_with(open_model(path, options))
     for warning in loaded.bundle.warnings:
         _warn(warning)
     return Model(loaded)

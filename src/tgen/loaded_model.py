@@ -28,6 +28,7 @@ from tgen.engine.open_engine import find_cached, open_engine, prepare_store
 from tgen.errors import ModelError, UsageError
 from tgen.generation.logprobs import TokenLogprobs, TokenScores, score_prompt, score_stream
 from tgen.generation.loop import (
+    Drafter,
     ErrorHandler,
     RequestSource,
     compute_prompt_cache,
@@ -112,6 +113,21 @@ class LoadedModel:
         self._idle: deque[Engine] = deque([engine], maxlen=1)
         self._followed: deque[tuple[Engine, list[int]]] = deque(maxlen=1)
         self._after_text = [after_text] if after_text else []
+        self._draft_model: LoadedModel | None = None
+        self._draft_cost = 0.0  # of its pass, relative to one of this model
+
+    def draft_with(self, draft_model: "LoadedModel") -> None:
+        """Let a smaller model draft tokens, which does not change the texts.
+
+        Raises UsageError if the two models do not have the same tokens.
+        """
+        tokens, others = self.tokenizer, draft_model.tokenizer
+        if (tokens.vocab_size, tokens.token_ids) != (others.vocab_size, others.token_ids):
+            paths = draft_model.bundle.named_path, self.bundle.named_path
+            message = "--draft-model {}: its tokens are not those of {}".format(*paths)
+            raise UsageError(message, "name a smaller model with the same tokenizer")
+        self._draft_model = draft_model
+        self._draft_cost = draft_model.engine.weight_bytes / self.engine.weight_bytes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -222,10 +238,7 @@ class LoadedModel:
 
         For `cancelled` and `on_error` see `generation.loop.generate_requests`.
         """
-        drafts = None
-        if decoding.draft == "auto" and decoding.kv_cache:
-            drafts = NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
-        with self.borrow_engine() as engine:
+        with self.borrow_engine() as engine, self._open_drafter(decoding) as drafts:
             yield from generate_requests(
                 engine,
                 source,
@@ -237,6 +250,18 @@ class LoadedModel:
                 cancelled=cancelled,
                 on_error=on_error,
             )
+
+    @contextmanager
+    def _open_drafter(self, decoding: Decoding) -> Iterator[Drafter | None]:
+        if decoding.draft == "off" or not decoding.kv_cache:
+            yield None
+        elif self._draft_model is None:
+            yield NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
+        else:
+            from tgen.generation.model_drafter import ModelDrafter
+
+            with self._draft_model.borrow_engine() as engine:
+                yield ModelDrafter(engine, self.vocabulary, relative_cost=self._draft_cost)
 
     @contextmanager
     def borrow_engine(self) -> Iterator[Engine]:

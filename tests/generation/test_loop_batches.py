@@ -16,6 +16,7 @@ from tgen.config import SamplingConfig
 from tgen.engine.base import Engine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate_requests
+from tgen.generation.model_drafter import ModelDrafter
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
@@ -27,16 +28,20 @@ KINDS = [
     SamplingConfig(repetition_penalty=1.4, stop=["xx"], ban=["b"]),
     SamplingConfig(overflow="stop", top_p=0.9),
 ]
+MORE_KINDS = [
+    SamplingConfig(temperature=0.7, top_k=0, regex="[a-m]{1,9}( [n-z]+)*", logprobs=2),
+    SamplingConfig(require=["yes"], ban=["aa"], dry_multiplier=0.8, xtc_probability=0.5),
+]
 
 
-def make_requests(n):
+def make_requests(n, kinds=KINDS):
     """Requests with or without a shared prefix, some longer than a context of 24, with different
     settings."""
     random = np.random.default_rng(0)
     requests = []
     for i in range(n):
         prompt = [1, 2, 3, *random.integers(0, 5, i % 4)] if i % 5 else list(range(30))
-        sampling = KINDS[0 if i % 5 == 0 else i % 4]
+        sampling = kinds[0 if i % 5 == 0 else i % len(kinds)]
         requests.append(
             Request(prompt, replace(sampling, max_new_tokens=int(random.integers(1, 35)), seed=i))
         )
@@ -44,7 +49,8 @@ def make_requests(n):
 
 
 def run(engine, requests, *, batch_size, late=False, **options):
-    """Return (id, text, finish) per token of each request; `late`: requests arrive now and then."""
+    """Return the tokens of each request, of torch only what does not depend on rounding; `late`:
+    requests arrive now and then."""
     waiting, turn = list(requests), [0]
 
     def source(wait):
@@ -61,6 +67,8 @@ def run(engine, requests, *, batch_size, late=False, **options):
         assert not out[token.sequence] or not out[token.sequence][-1].last
         out[token.sequence].append(token)
     assert all(tokens[-1].last for tokens in out)
+    if engine.name == "kernels":
+        return [[replace(token, sequence=0) for token in tokens] for tokens in out]  # bit for bit
     return [[(token.id, token.text, token.finish) for token in tokens] for tokens in out]
 
 
@@ -78,6 +86,19 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
         assert run(engine, requests, batch_size=batch_size, late=late) == alone
     assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter({}, 300)) == alone
     assert run(engine, requests, batch_size=4, kv_cache=False) == alone
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_tokens_are_the_same_with_drafts_of_a_model(batch_size):
+    model = make_model("mistral", context_length=24)
+    engine = cpu_engine(model.config, model.to_arrays(), n_threads=1)
+    other = make_model("llama", seed=1, context_length=20)
+    other_engine = cpu_engine(other.config, other.to_arrays(), n_threads=1)
+    requests = make_requests(18, [*KINDS, *MORE_KINDS])
+    alone = run(engine, requests, batch_size=batch_size)
+    for draft_engine in (engine.clone(), other_engine):
+        drafts = ModelDrafter(draft_engine, Vocabulary(TOKENS, ends=[9]), relative_cost=0.05)
+        assert run(engine, requests, batch_size=batch_size, late=True, drafts=drafts) == alone
 
 
 def test_samples_share_the_prefill():

@@ -51,7 +51,7 @@ def export_gguf(
     is_dir = bundle.path.is_dir()  # of the base, if an adapter is merged
     json_config = text_part(read_json_object(bundle.path / "config.json")) if is_dir else {}
     names = {} if is_dir else chat_template.special_tokens(bundle.path)
-    ids = bundle.tokenizer.spec.vocab | bundle.tokenizer.added_tokens
+    ids = bundle.tokenizer.token_ids
 
     def token_id(name: str, default: int | None) -> int | None:
         value = json_config.get(f"{name}_id", ids.get(names.get(name, "")))

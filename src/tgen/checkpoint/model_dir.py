@@ -115,7 +115,7 @@ def build_metadata_files(
     begin = tokenizer.bos_ids[0] if tokenizer.bos_ids else end
     special = {"bos_token": begin, "eos_token": end, "pad_token": pad}  # foreign ones may be None
     named = {name: tokenizer.id_to_token(i) for name, i in special.items() if i is not None}
-    ids = tokenizer.spec.vocab | tokenizer.added_tokens
+    ids = tokenizer.token_ids
     named |= {name: text for name, text in settings.special_tokens.items() if text in ids}
     begin, pad = (ids.get(named.get(name) or "") for name in ("bos_token", "pad_token"))
     ends = settings.end_ids

@@ -66,6 +66,13 @@ def load_model(
     return model
 
 
+def load_draft_model(model: "LoadedModel", name: str | None, *, quiet: bool) -> None:
+    """Load the model that `--draft-model` names, if it does, to draft tokens for another."""
+    if name is not None:
+        path, _ = find_paths(name, None, quiet=quiet)
+        model.draft_with(load_model(path, model.options, quiet=quiet))
+
+
 def load_shared(
     path: Path, options: EngineOptions, ranks: Ranks, *, adapter: Path | None, quiet: bool
 ) -> "LoadedModel":

@@ -115,6 +115,16 @@ def adapter_option(**changes: Any) -> Any:
     return option(None, help_text, "--adapter", **details | changes)
 
 
+def draft_model_option(**changes: Any) -> Any:
+    """Declare `--draft-model`."""
+    help_text = (
+        "Smaller model with the same tokenizer, which drafts tokens for speculative decoding; the "
+        "text is the same."
+    )
+    details: dict[str, Any] = {"shown_default": "", "panel": "Performance"}
+    return model_option(help_text, "--draft-model", **details | changes)
+
+
 def json_option(
     help_text: str = "Write one JSON object to stdout.", panel: str = "Output", **changes: Any
 ) -> Any:

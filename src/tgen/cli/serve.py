@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
-from tgen.cli.model_loading import load_model
-from tgen.cli.options import engine_options, make_command, model_option, parse_size, quiet_option
+from tgen.cli.model_loading import load_draft_model, load_model
+from tgen.cli.options import (
+    draft_model_option,
+    engine_options,
+    make_command,
+    model_option,
+    parse_size,
+    quiet_option,
+)
 from tgen.config import EngineOptions
 from tgen.config.option import option
 from tgen.errors import TgenError, UsageError
@@ -138,6 +145,7 @@ class ServeOptions:
     batch_size: int = _speed(
         16, "Number of texts that are generated together.", "--batch-size", low=1, high=1024
     )
+    draft_model: str | None = draft_model_option()
     engine: EngineOptions = engine_options()
 
     def __post_init__(self) -> None:
@@ -247,7 +255,9 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
     )
 
     def load(source: "ModelSource") -> "LoadedModel":
-        return load_model(source.path, options.engine, adapter=source.adapter, quiet=quiet)
+        model = load_model(source.path, options.engine, adapter=source.adapter, quiet=quiet)
+        load_draft_model(model, options.draft_model, quiet=quiet)
+        return model
 
     def print_addresses() -> None:
         if options.key is None and not server.is_loopback(sock):

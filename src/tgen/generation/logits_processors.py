@@ -9,6 +9,7 @@ If it is still missing shortly before the end, it is written where a word ends.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -153,6 +154,12 @@ class TextState(NamedTuple):
     ngrams: Repeats
     before: bytes  # end of the prompt
     forced: dict[int, int]  # tokens of required strings, by position
+
+    def fork(self) -> "TextState":
+        """Return a copy that can read other tokens."""
+        seen = copy(self.seen)
+        seen.counts = {**seen.counts}
+        return TextState(seen, copy(self.dry), copy(self.ngrams), self.before, {**self.forced})
 
 
 class LogitsProcessors:

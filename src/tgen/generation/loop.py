@@ -18,17 +18,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import Protocol
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
 from tgen.errors import ModelError, UsageError, is_out_of_memory
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.random_numbers import row_seed
-from tgen.generation.sample import describe, most_likely, sample
-from tgen.generation.sequence import Request, SequenceState, window_start
+from tgen.generation.sample import describe, most_likely
+from tgen.generation.sequence import (
+    Request,
+    SequenceState,
+    sample_tokens,
+    select_rows,
+    window_start,
+)
 from tgen.generation.vocabulary import Vocabulary
-from tgen.reports.generation import RemovedCandidates, Token
+from tgen.reports.generation import Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
 _NOT_DESCRIBED = math.nan, -1, math.nan
@@ -39,6 +45,16 @@ RequestSource = Callable[[bool], Request | None]
 
 # Takes the number of a request that cannot be continued, and the reason.
 ErrorHandler = Callable[[int, Exception], None]
+
+
+class Drafter(Protocol):
+    """A source of draft tokens: n-grams, or another model."""
+
+    def draft(self, states: Sequence[SequenceState], limits: Sequence[int]) -> list[list[int]]:
+        """Return up to `limits[i]` draft tokens for each sequence of a pass."""
+
+    def forget(self, sequences: Collection[int]) -> None:
+        """Drop what is stored about finished sequences, by number."""
 
 
 def make_source(requests: Iterable[Request]) -> RequestSource:
@@ -54,7 +70,7 @@ def generate(
     sampling: SamplingConfig,
     stop: Collection[int] = (),
     kv_cache: bool = True,
-    drafts: NgramDrafter | None = None,
+    drafts: Drafter | None = None,
 ) -> Iterator[Token]:
     """Yield the Tokens that continue all prompts, until a `stop` token or the end by `sampling`.
 
@@ -81,7 +97,7 @@ def generate_requests(
     batch_size: int,
     vocabulary: Vocabulary,
     kv_cache: bool = True,
-    drafts: NgramDrafter | None = None,
+    drafts: Drafter | None = None,
     prompt_cache: PromptCache | None = None,
     cancelled: Callable[[], Collection[int]] = tuple,
     on_error: ErrorHandler | None = None,
@@ -207,7 +223,7 @@ def _remove(
     engine: Engine,
     active: list[SequenceState],
     numbers: Collection[int],
-    drafts: NgramDrafter | None,
+    drafts: Drafter | None,
     on_error: ErrorHandler | None,
     *,
     compact: bool = False,
@@ -320,7 +336,7 @@ def _step(
     engine: Engine,
     active: list[SequenceState],
     vocabulary: Vocabulary,
-    drafter: NgramDrafter | None,
+    drafter: Drafter | None,
     *,
     kv_cache: bool,
 ) -> tuple[list[Token], dict[int, Exception]]:
@@ -330,10 +346,9 @@ def _step(
     new_tokens = _rewind(engine, slots, kv_cache=kv_cache)
     drafts: list[list[int]] = [[] for _ in slots]
     if drafter is not None and max(map(len, new_tokens)) == 1 and len(slots) == len(active):
-        for draft, state in zip(drafts, slots, strict=True):
-            end = min(state.window_start + engine.context_length, state.max_length - 1)
-            limit = end - len(state.tokens)
-            draft += drafter.propose(state.number, state.tokens, batch_size=len(slots), limit=limit)
+        ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
+        limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
+        drafts = drafter.draft(slots, limits)
     if any(drafts):
         new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
     try:
@@ -372,7 +387,7 @@ def _accept(
     errors: dict[int, Exception] = {}
     while pending:
         confirmed = []
-        samples = _sample(logits, pending, errors)
+        samples = sample_tokens(logits, pending, errors)
         for state, row in pending:
             if state.number in errors:
                 continue
@@ -410,59 +425,7 @@ def _describe(logits: Logits, tokens: list[tuple[int, int]]) -> list[tuple[float
     if not tokens:
         return []
     rows, ids = map(list, zip(*tokens, strict=True))
-    return describe(_select_rows(logits, rows), ids)
-
-
-def _select_rows(logits: Logits, rows: list[int]) -> Logits:
-    """Return these rows of the logits, without a copy if they are all rows in order."""
-    return logits if rows == list(range(len(logits))) else logits[rows]
-
-
-def _sample(
-    logits: Logits, pending: list[tuple[SequenceState, int]], errors: dict[int, Exception]
-) -> dict[int, tuple[int, list[RemovedCandidates]]]:
-    """Sample a token per sequence, together for sequences with equal settings; if that fails, each
-    alone. Return tokens, and what the samplers removed before, by the sequences' numbers.
-
-    The errors of sequences are added to `errors`.
-    """
-    groups: dict[LogitsProcessors, list[tuple[SequenceState, int]]] = {}
-    for state, row in pending:
-        groups.setdefault(state.processors, []).append((state, row))
-    samples: dict[int, tuple[int, list[RemovedCandidates]]] = {}
-    waiting = [*groups.values()]
-    while waiting:
-        group = waiting.pop()
-        states, rows = map(list, zip(*group, strict=True))
-        sampling = states[0].sampling
-        removed: list[list[RemovedCandidates]] = [[] for _ in group]
-        try:
-            group_logits = _select_rows(logits, rows)
-            if any(state.changes_logits for state in states):
-                group_logits = group_logits.copy()
-                for state, row in zip(states, group_logits, strict=True):
-                    state.process_logits(row)
-            ids = sample(
-                group_logits,
-                sampling,
-                seeds=[state.sampling.seed for state in states],
-                positions=[len(state.tokens) for state in states],
-                explanations=removed if sampling.explain else (),
-            )
-            if sampling.json_schema is not None or sampling.grammar is not None:
-                ids = [
-                    state.choose(token, row)
-                    for state, token, row in zip(states, ids, group_logits, strict=True)
-                ]
-        except Exception as error:
-            if len(group) > 1:
-                waiting += [[one] for one in group]
-            else:
-                errors[states[0].number] = error
-            continue
-        numbers = [state.number for state in states]
-        samples |= zip(numbers, zip(ids, removed, strict=True), strict=True)
-    return samples
+    return describe(select_rows(logits, rows), ids)
 
 
 def extract_prompt_cache(engine: Engine, tokens: Sequence[int]) -> PromptCache | None:

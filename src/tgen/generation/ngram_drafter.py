@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen.generation.sequence import SequenceState
+
 _CONTEXTS = (8, 4, 3, 2)  # tokens of context in the text itself, longest first
 _MAX_DRAFT = 15  # tokens
 _EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one token
@@ -22,6 +24,11 @@ _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tr
 _STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
 _MAX_TOKENS = 1 << 14  # indexed tokens per text, with up to eight times as many contexts
+
+
+def cost_per_token(batch_size: int) -> float:
+    """Return the cost of one more token per sequence in a pass, relative to one with one token."""
+    return _EXTRA * batch_size / (1 - _EXTRA + _EXTRA * batch_size)
 
 
 class DraftToken(NamedTuple):
@@ -43,11 +50,18 @@ class NgramDrafter:
         self._tried, self._accepted = [2.0] * len(rates), [2 * rate for rate in rates]
         self._indexes: dict[int, _TextIndex] = {}
 
+    def draft(self, states: Sequence[SequenceState], limits: Sequence[int]) -> list[list[int]]:
+        """See `loop.Drafter`."""
+        return [
+            self.propose(state.number, state.tokens, batch_size=len(states), limit=limit)
+            for state, limit in zip(states, limits, strict=True)
+        ]
+
     def propose(
         self, sequence: int, tokens: Sequence[int], *, batch_size: int, limit: int
     ) -> list[int]:
         """Return up to `limit` draft tokens; `batch_size` sequences are computed together."""
-        cost = _EXTRA * batch_size / (1 - _EXTRA + _EXTRA * batch_size)
+        cost = cost_per_token(batch_size)
         if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
         index = self._indexes.setdefault(sequence, _TextIndex())

@@ -5,15 +5,17 @@ Stop strings are matched on bytes, and text that may be the start of one is with
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 from tgen.config import SamplingConfig, raw
 from tgen.engine.base import Logits
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
+from tgen.generation.sample import sample
 from tgen.generation.vocabulary import Vocabulary
 from tgen.generation.words import TAIL_BYTES
-from tgen.reports.generation import Finish
+from tgen.reports.generation import Finish, RemovedCandidates
 
 
 class Request(NamedTuple):
@@ -159,6 +161,15 @@ class SequenceState:
         self._may_end = True  # whether a stop string can end the text in the next piece
         self.changes_logits = not processors.inactive or self._matcher is not None
 
+    def fork(self) -> Self:
+        """Return a copy that drafts can continue. It has no constraint: texts of one grammar share
+        a limited memory, which drafts must not use up."""
+        fork = copy(self)
+        fork.tokens, fork._text_state = [*self.tokens], self._text_state.fork()
+        fork._stop_strings, fork._matcher = copy(self._stop_strings), None
+        fork.changes_logits = not self.processors.inactive
+        return fork
+
     @property
     def complete(self) -> bool:
         """Whether the text satisfies its constraint and did not run out of allowed tokens."""
@@ -224,3 +235,55 @@ class SequenceState:
         if len(self.tokens) - self.prompt_length == self.sampling.max_new_tokens:
             return "length"
         return "context" if len(self.tokens) == self.max_length else None
+
+
+def select_rows(logits: Logits, rows: list[int]) -> Logits:
+    """Return these rows of the logits, without a copy if they are all rows in order."""
+    return logits if rows == list(range(len(logits))) else logits[rows]
+
+
+def sample_tokens(
+    logits: Logits, pending: Sequence[tuple["SequenceState", int]], errors: dict[int, Exception]
+) -> dict[int, tuple[int, list[RemovedCandidates]]]:
+    """Sample a token per sequence, together for sequences with equal settings; if that fails, each
+    alone. Return tokens, and what the samplers removed before, by the sequences' numbers.
+
+    The errors of sequences are added to `errors`.
+    """
+    groups: dict[LogitsProcessors, list[tuple[SequenceState, int]]] = {}
+    for state, row in pending:
+        groups.setdefault(state.processors, []).append((state, row))
+    samples: dict[int, tuple[int, list[RemovedCandidates]]] = {}
+    waiting = [*groups.values()]
+    while waiting:
+        group = waiting.pop()
+        states, rows = map(list, zip(*group, strict=True))
+        sampling = states[0].sampling
+        removed: list[list[RemovedCandidates]] = [[] for _ in group]
+        try:
+            group_logits = select_rows(logits, rows)
+            if any(state.changes_logits for state in states):
+                group_logits = group_logits.copy()
+                for state, row in zip(states, group_logits, strict=True):
+                    state.process_logits(row)
+            ids = sample(
+                group_logits,
+                sampling,
+                seeds=[state.sampling.seed for state in states],
+                positions=[len(state.tokens) for state in states],
+                explanations=removed if sampling.explain else (),
+            )
+            if sampling.json_schema is not None or sampling.grammar is not None:
+                ids = [
+                    state.choose(token, row)
+                    for state, token, row in zip(states, ids, group_logits, strict=True)
+                ]
+        except Exception as error:
+            if len(group) > 1:
+                waiting += [[one] for one in group]
+            else:
+                errors[states[0].number] = error
+            continue
+        numbers = [state.number for state in states]
+        samples |= zip(numbers, zip(ids, removed, strict=True), strict=True)
+    return samples

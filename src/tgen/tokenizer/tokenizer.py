@@ -304,7 +304,7 @@ class Tokenizer:
         """The ids below `vocab_size` that no token has."""
         if self._has_all_ids:
             return []
-        used = {*self.spec.vocab.values(), *self.added_tokens.values()}
+        used = {*self.token_ids.values()}
         return [i for i in range(self.vocab_size) if i not in used]
 
     def id_to_token(self, i: int) -> str | None:
@@ -313,7 +313,12 @@ class Tokenizer:
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        return {i: name for name, i in (self.spec.vocab | self.added_tokens).items()}
+        return {i: name for name, i in self.token_ids.items()}
+
+    @property
+    def token_ids(self) -> dict[str, int]:
+        """The ids of all tokens, by the names that the vocabulary has for them."""
+        return self.spec.vocab | self.added_tokens
 
     def encode_with_special(
         self, text: str, *, continuation: bool = False

@@ -14,6 +14,7 @@ from tgen.cli.app import run
 from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name, find_sources
 from tgen.config import EngineOptions
 from tgen.errors import UsageError
+from tgen.loaded_model import LoadedModel
 from tgen.machine import device, memory
 
 
@@ -120,3 +121,15 @@ def test_memory_for_models_is_that_of_their_device(monkeypatch: pytest.MonkeyPat
     assert ServeOptions(engine=on_gpu).memory_bytes == 800
     assert ServeOptions(engine=on_cpu).memory_bytes == 1600
     assert ServeOptions(engine=on_gpu, model_memory="3KB").memory_bytes == 3000
+
+
+def test_draft_model_is_loaded_with_each_model(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tgen.serve import server
+
+    models: list[LoadedModel] = []
+    monkeypatch.setattr(server, "serve", lambda sources, load, *_: models.append(load(sources[0])))
+    arguments = ["-m", str(trained), "--draft-model", str(trained), "--port", "0", "-q"]
+    assert run(["serve", *arguments]) == 0
+    assert models[0]._draft_model is not None

@@ -249,7 +249,7 @@ def _is_phi3(model_name: str) -> bool:
 def _tokens_and_types(tokenizer: Tokenizer, n_tokens: int) -> tuple[list[str], list[int]]:
     spec = tokenizer.spec
     types = dict.fromkeys(spec.vocab.values(), _NORMAL)
-    names = {i: name for name, i in (spec.vocab | tokenizer.added_tokens).items()}
+    names = {i: name for name, i in tokenizer.token_ids.items()}
     for token in spec.added_tokens:
         types[token.id] = _CONTROL if token.special else _USER_DEFINED
     if not spec.byte_level:

@@ -72,7 +72,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.generate.chat import Session, message, require_terminal
     from tgen.cli.generate.chat_commands import Settings
     from tgen.cli.generate.input_rows import LineReader
-    from tgen.cli.model_loading import find_paths, load_shared
+    from tgen.cli.model_loading import find_paths, load_draft_model, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
     from tgen.generation.random_numbers import new_seed
@@ -96,6 +96,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     no_prompt = lines or (options.interactive and not has_prompt)
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
     model = load_shared(path, options.engine, ranks, adapter=adapter, quiet=quiet)
+    load_draft_model(model, options.draft_model, quiet=quiet)
 
     @lru_cache
     def training_words() -> bytes:

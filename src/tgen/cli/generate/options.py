@@ -13,6 +13,7 @@ from typing import Any
 from tgen.cli.options import (
     Reader,
     adapter_option,
+    draft_model_option,
     engine_options,
     json_option,
     model_option,
@@ -259,6 +260,7 @@ class GenerateOptions:
         "Speculative decoding with n-gram drafts where it is faster; the text is the same.",
         "--draft",
     )
+    draft_model: str | None = draft_model_option(excludes="draft=off no_kv_cache")
     no_kv_cache: bool = _speed(False, "Recompute the whole text for every token.", "--no-kv-cache")
     save_cache: Path | None = _speed(
         None,
