@@ -1,7 +1,9 @@
 """Tokenizers trained here: bytes survive encoding, streaming equals decoding."""
 
+import json
 import threading
 from contextlib import suppress
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from tgen.tokenizer import (
     train_char,
 )
 from tgen.tokenizer.patterns import LINE_STARTS
+from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import split_blocks
 from tgen.tokenizer.train import split_long_runs
 
@@ -41,6 +44,52 @@ any_bytes = st.one_of(
 def test_any_bytes_survive_encoding(data):
     for tokenizer in KINDS:
         assert tokenizer.decode(tokenizer.encode(data)) == data
+
+
+def merging_everything() -> str:
+    """A tokenizer that merges any two of some characters, so that its ids show each word's ends."""
+    content = json.loads(BPE.json)
+    vocab = content["model"]["vocab"]
+    signs = [BYTE_CHARACTERS[byte] for byte in b"azAZ09s'! \t\n\r\x1c\xc3"]
+    pairs = [pair for pair in product(signs, signs) if "".join(pair) not in vocab]
+    for pair in pairs:
+        vocab["".join(pair)] = len(vocab)
+    content["model"]["merges"] += [list(pair) for pair in pairs]
+    return json.dumps(content)
+
+
+MERGING = merging_everything()
+ascii_text = (
+    st.text("azAZ09s'! \t\n\r\x1c", max_size=20)
+    | st.text(st.characters(max_codepoint=127), max_size=30)
+    | st.sampled_from(
+        [
+            "we'll",
+            "WE'LL",
+            "a  \n\n b",
+            "12345",
+            "?!\r\n",
+            " \t",
+            "<|endoftext|>",
+            "!\x1c!",
+            "zz9Z 09",
+        ]
+    )
+)
+
+
+@given(st.lists(ascii_text.map(str.encode) | any_bytes, max_size=8).map(b"\n".join), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_words_that_are_looked_up_have_the_ids_of_the_library(data, continuation):
+    fast = Tokenizer(MERGING)
+    plain = Tokenizer(MERGING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tgen.tokenizer.tokenizer._SMALL_BLOCK", 4)
+        patch.setattr("tgen.tokenizer.word_ids._MAX_WORDS", 9)
+        for _ in range(2):  # with known words, too
+            ids, n_replaced = fast.encode_corpus(data, continuation=continuation)
+            assert ids.tolist() == plain.encode(data, continuation=continuation)
+            assert n_replaced == 0
 
 
 @given(any_bytes)

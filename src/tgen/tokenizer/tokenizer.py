@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,11 @@ from tgen.tokenizer.spec import (
     parse_merges,
     parse_spec,
 )
+from tgen.tokenizer.word_ids import PATTERNS, WordIds
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _BLOCK = 1 << 17  # characters encoded by one thread at a time
+_SMALL_BLOCK = 1 << 10  # characters of ASCII between others that are looked up by words
 _MAX_BLOCKS = 4  # encoded at once, by a thread each; the library uses 100 times their bytes
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # bytes as decoded with surrogateescape
 _NEWLINE = BYTE_CHARACTERS[10]
@@ -189,7 +192,7 @@ class Tokenizer:
         Raises CorpusError if it cannot express U+FFFD either, and UsageError as `encode` does.
         """
         text, n_replaced = self._replace_holes(data)
-        return self._encode(text, continuation=continuation), n_replaced
+        return self._encode(text, continuation=continuation, by_words=True), n_replaced
 
     def make_expressible(self, data: bytes) -> bytes:
         """Return a text in which U+FFFD replaces what the vocabulary cannot express.
@@ -213,13 +216,17 @@ class Tokenizer:
             )
         return replaced, n
 
-    def _encode(self, text: str, *, continuation: bool) -> NDArray[np.uint32]:
+    def _encode(
+        self, text: str, *, continuation: bool, by_words: bool = False
+    ) -> NDArray[np.uint32]:
         if self.spec.word_level:
             return np.array(list(self._word_ids(text, prefix=not continuation)), np.uint32)
         arrays, pair = [np.zeros(0, np.uint32)], self._backends_for(text).plain
         for i, part in enumerate(_INVALID_UTF8.split(text)):
             if i % 2:
                 arrays.append(np.array(self._encode_invalid(part), np.uint32))
+            elif by_words and len(part) > _SMALL_BLOCK and self._words is not None:
+                arrays += self._encode_words(self._words, part)
             else:
                 arrays += self._encode_valid(pair, part, at_start=i == 0 and not continuation)
         ids = np.concatenate(arrays)
@@ -355,6 +362,27 @@ class Tokenizer:
         ids = (self._byte_ids[ord(character) - 0xDC00] for character in text)
         return [i for i in ids if i is not None]
 
+    def _encode_words(self, words: WordIds, text: str) -> list[NDArray[np.uint32]]:
+        arrays: list[NDArray[np.uint32]] = []
+        blocks = split_blocks(text, self._cut, _SMALL_BLOCK)
+        for is_ascii, group in groupby(blocks, str.isascii):
+            chunks = list(split_blocks("".join(group), self._cut))
+            arrays += (
+                map(words.encode, chunks) if is_ascii else _encode_chunks(words.backend, chunks)
+            )
+        return arrays
+
+    @cached_property
+    def _words(self) -> WordIds | None:
+        """The ids of words, for a tokenizer that splits words as those trained here do."""
+        spec = self.spec
+        plain = spec.byte_level and not (spec.prefix or spec.normalizers or spec.byte_patterns)
+        if not plain or len(spec.patterns) != 1 or spec.patterns[0] not in PATTERNS:
+            return None
+        if any(not token.special for token in spec.added_tokens):  # they may cross words
+            return None
+        return WordIds(self._make_all().plain.at_start, spec.patterns[0])
+
     def _encode_valid(
         self, pair: BackendPair, text: str, *, at_start: bool
     ) -> list[NDArray[np.uint32]]:
@@ -382,11 +410,12 @@ class TokenBytes(Sequence[bytes]):
         return self._tokenizer.token_bytes(i)
 
 
-def split_blocks(text: str, cut: re.Pattern[str] | None) -> Iterator[str]:
-    """Split a text into blocks of about `_BLOCK` characters; whole if it must not be cut."""
-    start = 0
+def split_blocks(text: str, cut: re.Pattern[str] | None, size: int | None = None) -> Iterator[str]:
+    """Split a text into blocks of about `size` characters (None: `_BLOCK`); whole if it must not be
+    cut."""
+    start, size = 0, size or _BLOCK
     while start < len(text):
-        match = cut.search(text, start + _BLOCK) if cut and len(text) - start > _BLOCK else None
+        match = cut.search(text, start + size) if cut and len(text) - start > size else None
         end = match.start() if match else len(text)
         yield text[start:end]
         start = end
