@@ -198,7 +198,7 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
         path = tmp_path / "corpus.txt"
         path.write_bytes((TEXT * 9)[:n_bytes])
         config = TrainConfig(val_fraction=0.0)
-        train, val, *_ = tokenizing.split_corpus(corpus.read([str(path)]), config, 1 << 30)
+        train, val, *_ = tokenizing.split_corpus(corpus.read([str(path)]), config, 1 << 30, 0, 1)
         run_generator(
             tokenizing.tokenize_split(train, val, tokenizer, config, folder=None, threads=threads)
         )

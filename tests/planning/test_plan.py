@@ -139,8 +139,9 @@ def test_steps_of_a_short_run_leave_time_for_the_rest():
 
 
 def test_hardly_any_steps_have_a_note():
-    (note,) = plan(40_000_000, 0.2, size="large").notes
+    note, evaluations = plan(40_000_000, 0.2, size="large").notes
     assert "will fit into 0.2 minutes" in note
+    assert evaluations.endswith("held-out tokens; all would take too long")
     assert not plan(400_000, 10).notes
 
 
@@ -408,3 +409,16 @@ def test_evaluations_are_as_far_apart_as_their_reason_says(train_tokens, why):
         assert 0.045 < evaluated / 3 / tokens <= 0.05
     if why == "3 epochs apart":
         assert tokens / train_tokens == pytest.approx(3, rel=0.03)
+
+
+def test_held_out_text_of_any_size_leaves_time_for_steps():
+    step = MeasuredStep(2048, 0.05, 0.0)
+    small, large = (
+        plan(n, minutes=0.15, on_cpu=True, measured_step=step, setup_seconds=2.0)
+        for n in (900_000, 90_000_000)
+    )
+    assert small.train.eval_tokens == large.train.eval_tokens
+    assert small.closing_seconds == large.closing_seconds < 2.0
+    evaluated = 2 * large.train.eval_tokens / large.tokens_per_second
+    assert 0.02 * 9 < evaluated < 0.1 * 9
+    assert plan(90_000_000, train=TrainConfig(steps=9)).evaluated_tokens is None

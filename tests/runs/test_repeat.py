@@ -8,7 +8,7 @@ from itertools import repeat as repeat_number
 import pytest
 
 from support.models import TEXT
-from support.runs import load_run, progress, request, resume
+from support.runs import load_run, plan_of, progress, request, resume
 from tgen import runs
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
@@ -63,6 +63,24 @@ def test_repeated_run_has_the_same_weights(tmp_path, values):
     assert load_run(tmp_path / "again")[0]["plan"]["train"]["steps"] is not None
     assert repeat(tmp_path, "third", of="again")
     assert weights(tmp_path, "third") == weights(tmp_path, "model")
+
+
+@pytest.mark.parametrize("n_pieces", [1, 64])  # 1 as in older versions
+def test_repeated_run_reads_the_same_part_of_a_large_text(tmp_path, monkeypatch, n_pieces):
+    monkeypatch.setattr("tgen.planning.plan._MIN_CORPUS_BYTES", 1)  # two steps read 6 KB
+    monkeypatch.setattr("tgen.corpus.split._MIN_PIECE", 100)
+    (tmp_path / "corpus.txt").write_bytes(b"".join(b"line %d\n" % i for i in range(4_000)))
+    with monkeypatch.context() as patch:
+        patch.setattr("tgen.corpus.PIECES", n_pieces)
+        patch.setattr("tgen.corpus.MAX_VAL_BYTES", 800)
+        values = {"train": TrainConfig(steps=2), "tokenizer": "char"}
+        reports = list(runs.start(request(tmp_path, **values)))
+    plan = plan_of(reports)
+    assert any("an evenly spaced sample of " in note for note in plan.notes)
+    assert plan.train_tokens < 7_000
+    assert plan.held_out_tokens < 1_000
+    repeat(tmp_path)
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
 
 
 @pytest.mark.usefixtures("clock")

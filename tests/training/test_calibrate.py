@@ -17,14 +17,15 @@ from tgen.training.optimizers import Muon
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize(("seconds", "windows"), [(0.0, 2), (0.5, 8)])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_speed_is_six_operations_per_parameter_and_token(monkeypatch, precision):
+def test_speed_is_six_operations_per_parameter_and_token(monkeypatch, precision, seconds, windows):
     clock = itertools.count(step=0.5)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     config = ModelConfig.of("qwen3", **SIZES["tiny"], vocab_size=1024)
     n_parameters = sum(p.numel() for p in Transformer(config).parameters())
-    operations = 6 * n_parameters * 8 * 128
-    speed = calibrate.measure_speed(torch.device("cpu"), precision, seconds=0)
+    operations = 6 * n_parameters * windows * 128
+    speed = calibrate.measure_speed(torch.device("cpu"), precision, seconds=seconds)
     assert speed == operations / 0.5
 
 

@@ -1,5 +1,7 @@
 """Validation loss and its standard error against their definitions."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tgen.training.evaluation import (
     evaluate,
     evaluate_alone,
     loss_and_derivatives,
+    tokens_for_error,
 )
 from tgen.training.state import new_state, weights_of
 
@@ -43,6 +46,15 @@ def test_bits_per_byte_match_the_definition():
     assert bits == pytest.approx(nats / np.log(2) / 100, rel=1e-5)
     part = evaluate(LossModule(model), store, max_tokens=8)
     assert evaluate_alone(model, store) == evaluate(LossModule(model), store) != part
+    assert evaluate_alone(model, store, max_tokens=8) == part
+
+
+def test_tokens_for_an_error_grow_with_its_inverse_square():
+    parts = [2.0, 2.2, 1.8, 2.0]
+    error = np.std(parts, ddof=1) / 2 / 2.0  # of 400 tokens, relative to the mean
+    assert tokens_for_error(parts, 400, error) == pytest.approx(400, abs=1)
+    assert tokens_for_error(parts, 400, error / 3) == pytest.approx(3600, abs=1)
+    assert tokens_for_error(parts[:1], 400, error) == sys.maxsize
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma3", "granite"])

@@ -11,6 +11,7 @@ from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows, document_lengths
 from tgen.corpus.split import (
     MAX_VAL_BYTES,
+    PIECES,
     count_dropped,
     split_rows,
     split_train_val,
@@ -24,6 +25,7 @@ from tgen.corpus.tokenize import (
 
 __all__ = [
     "MAX_VAL_BYTES",
+    "PIECES",
     "ArrayBuilder",
     "Batch",
     "Conversation",

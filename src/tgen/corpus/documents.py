@@ -308,15 +308,17 @@ def read_in_steps(
         find = find_conversations if chats else find_rows if rows else _find_texts
         try:
             for start, end, n_bytes, content in find(source):
-                own = hashlib.sha256()
+                own = hashlib.sha256() if len(table) else fingerprint  # the same so far
                 for block in content:
                     own.update(block)
-                    fingerprint.update(block)
+                    if own is not fingerprint:
+                        fingerprint.update(block)
                     if source.position > position:  # another block was read
                         position = source.position
                         yield done + (source.done - done) * min(1.0, position / source.n_bytes)
+                key = int.from_bytes(own.digest()[:8], "little")
                 fingerprint.update(b"\xff" * 8)
-                table.add_document(start, end, n_bytes, int.from_bytes(own.digest()[:8], "little"))
+                table.add_document(start, end, n_bytes, key)
         finally:
             source.close()
         done = source.done

@@ -15,7 +15,10 @@ from tgen.corpus.documents import Corpus, Documents, Part
 
 _MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
 MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
-_PIECE = 1 << 18  # bytes of the text that a subsample takes in one place
+_PIECE = 1 << 18  # bytes of the text that a subsample takes in one place,
+_MIN_PIECE = 1 << 12  # or fewer, so that a small one has
+PIECES = 64  # at least: a text is not the same everywhere
+_WHOLE_PIECES = 8  # at least, of documents that are not cut
 _LINE = 1 << 12  # bytes searched first for a line break
 
 
@@ -89,31 +92,33 @@ def split_rows(corpus: Corpus, val_fraction: float) -> tuple[Documents, Document
     )
 
 
-def subsample_documents(documents: Documents, max_bytes: int) -> Documents:
+def subsample_documents(documents: Documents, max_bytes: int, *, n_pieces: int = 1) -> Documents:
     """Return evenly spread pieces of `max_bytes` in total, or `documents` itself if not longer.
 
-    A short document is one piece; a long text is cut after line breaks where possible.
+    A short document is one piece; a long text is cut after line breaks where possible, into about
+    `n_pieces` or more.
     """
     n_bytes = documents.n_bytes
     if n_bytes <= max_bytes:
         return documents
     selected = array("q")  # index, start and end of each piece
     n_seen = n_taken = 0
-    for index, start, end in _pieces(documents, max_bytes):
+    size = max(1, min(_PIECE, max_bytes, max(_MIN_PIECE, max_bytes // n_pieces)))
+    whole = max(size, min(_PIECE, max_bytes // _WHOLE_PIECES))
+    for index, start, end in _pieces(documents, size, whole):
         n_seen += end - start
         if n_taken + end - start <= n_seen * max_bytes / n_bytes:
             selected.extend((index, start, end))
             n_taken += end - start
     if not selected:
-        selected.extend(next(_pieces(documents, max_bytes)))
+        selected.extend(next(_pieces(documents, size, whole)))
     return documents.select(*np.array(selected, np.int64).reshape(-1, 3).T)
 
 
-def _pieces(documents: Documents, max_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the document index, start and end of each piece."""
-    max_size = max(1, min(_PIECE, max_bytes))
+def _pieces(documents: Documents, max_size: int, whole: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the document index, start and end of each piece; documents up to `whole` are one."""
     for index, size in enumerate(map(int, documents.sizes)):  # a list would be large
-        if 0 < size <= max_size or len(document := documents[index]) > 1:
+        if 0 < size <= whole or len(document := documents[index]) > 1:
             yield index, 0, size
             continue
         start = 0

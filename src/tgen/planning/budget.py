@@ -72,13 +72,16 @@ def choose_side_work(
     `general_tokens` are those of the user's general text, 0 for a new model; None: the base model
     writes a text.
     """
+    seconds = SHARE * 60 * train.minutes
+    tokens = seconds * tokens_per_second / _EVALUATION
     if general_tokens == 0:
-        return SideWork()
+        if train.steps is not None:
+            return SideWork()
+        # The last evaluation may be repeated with other logits: see temperature_scaling.
+        return SideWork(evaluated_tokens=max(_MIN_EVALUATED_TOKENS, round(tokens / 2)))
     if train.steps is not None:  # the same on every machine
         n_texts = TEXTS_WITH_STEPS if general_tokens is None else 0
         return SideWork(n_texts, general_tokens or n_texts * TEXT_TOKENS)
-    seconds = SHARE * 60 * train.minutes
-    tokens = seconds * tokens_per_second / _EVALUATION
     n_texts = 0
     if general_tokens is None:  # written once and evaluated twice
         n_texts = math.floor((tokens / TEXT_TOKENS - _PASS_TOKENS) / 3)
@@ -189,8 +192,9 @@ def closing_seconds(
     """Return the seconds after the last step: evaluation of `eval_tokens` held-out tokens and of
     the general text, a sample and, except of rows, memorization."""
     limit = side_work.evaluated_tokens
-    if limit is None:  # a new model, which is small; with steps the time does not matter
-        return (0.7 * eval_tokens + 4 * step_tokens) / speed + _SAMPLING_SECONDS
+    if limit is None or not run.fine_tuning:  # with steps the time does not matter
+        eval_tokens += min(6 * step_tokens, limit or 6 * step_tokens)
+        return evaluation_seconds(eval_tokens, speed) + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
     seconds = generation_seconds(1, min(SAMPLE_TOKENS, side_work.generated_tokens), speed)
     if run.inputs.train_rows is None:

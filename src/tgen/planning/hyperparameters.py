@@ -185,7 +185,8 @@ def _choose_eval_tokens(run: PlannedRun, budget: Budget) -> int:
         return _EVAL_TOKENS
     # One evaluation must fit into its share.
     in_time = budget.steps * budget.step_tokens * _EVALUATION_SHARE * _EVALUATED_TOKENS
-    return max(1, min(_EVAL_TOKENS, round(in_time)))
+    limit = budget.side_work.evaluated_tokens or _EVAL_TOKENS
+    return max(1, min(_EVAL_TOKENS, limit, round(in_time)))
 
 
 def _choose_eval_every(run: PlannedRun, budget: Budget, eval_tokens: int) -> tuple[int, str]:

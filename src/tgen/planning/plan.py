@@ -137,8 +137,8 @@ def make_plan(
 
 def _more_eval_tokens(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget) -> int:
     """Return the tokens to evaluate the saved model on, if that is more than an evaluation's."""
-    n, limit = run.inputs.val_tokens, budget.side_work.evaluated_tokens
-    return n if n > config.eval_tokens and (limit is None or n <= limit) else 0
+    n = min(run.inputs.val_tokens, budget.side_work.evaluated_tokens or run.inputs.val_tokens)
+    return n if n > config.eval_tokens else 0
 
 
 def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more: int) -> list[str]:
@@ -159,9 +159,10 @@ def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more:
             "the model can only memorize it"
         )
     evaluated = f"evaluations use about {config.eval_tokens:,} held-out tokens"
-    if config.eval_tokens < inputs.val_tokens and not n_more:
-        notes.append(f"{evaluated}; all would take too long")
-    if n_more and config.eval_every < steps:
+    if config.eval_tokens < inputs.val_tokens and n_more < inputs.val_tokens:
+        last = f", the last one up to {n_more:,}" if n_more else ""
+        notes.append(f"{evaluated}{last}; all would take too long")
+    elif n_more and config.eval_every < steps:
         notes.append(f"until the last, {evaluated}, spread evenly")
     return notes
 

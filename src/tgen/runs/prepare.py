@@ -56,6 +56,7 @@ from tgen.runs.tokenizing import (
     PreparedText,
     hold_out,
     join_documents,
+    max_val_bytes,
     prepare_texts,
     row_lengths,
 )
@@ -416,6 +417,8 @@ def _record(
         tensorboard=request.tensorboard,
         log=request.log,
         read_bytes=max_bytes,
+        max_val_bytes=max_val_bytes(plan.train),
+        sample_pieces=corpus.PIECES,
         ngrams=request.ngrams,
         index=request.index,
         adapter=base.adapter,

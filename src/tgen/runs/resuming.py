@@ -309,7 +309,8 @@ def tokenize_again(
                 folder=folder,
             )
         )
-    train, val, _, notes = split_corpus(text, config, record.read_bytes)
+    limits = record.read_bytes, record.max_val_bytes, record.sample_pieces
+    train, val, _, notes = split_corpus(text, config, *limits)
     begin_ids = () if record.begin_of_text is None else corpus.begin_of_document(tokenizer)
     again = yield from tokenize_split(
         train, val, tokenizer, config, folder=folder, threads=record.threads, begin_ids=begin_ids

@@ -14,6 +14,7 @@ from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
 from tgen.config.reading import Reading
 from tgen.config.training import ResolvedTrainConfig
+from tgen.corpus import MAX_VAL_BYTES
 from tgen.errors import TrainingError, UsageError
 from tgen.lora.matrices import NewAdapter, Pair, Shape, adapter_layout, parameter_shapes
 from tgen.planning.costs import FrozenModel
@@ -124,6 +125,8 @@ class RunRecord:
     sample_prompt: bytes
     tokenizer_sha256: str
     read_bytes: int  # limit of the training split, from the time budget
+    max_val_bytes: int = MAX_VAL_BYTES  # limit of the held-out split
+    sample_pieces: int = 1  # of a training split that is longer, at least; 1 before it was recorded
     ngrams: bool = False  # store n-gram tables with the model
     index: bool = False  # store an index of the training text
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from

@@ -38,8 +38,10 @@ def index_training_text(
 
 def training_documents(text: Corpus, record: RunRecord) -> Documents:
     """Return the part of a corpus that a run trains on."""
-    select = training_rows if record.chat is not None else training_texts
-    return select(text, record.plan.train, record.read_bytes)
+    train, max_bytes = record.plan.train, record.read_bytes
+    if record.chat is not None:
+        return training_rows(text, train, max_bytes)
+    return training_texts(text, train, max_bytes, record.sample_pieces)
 
 
 def stored_index(out: Path, corpus_sha256: str) -> tuple[TextIndex | None, str]:

@@ -27,6 +27,8 @@ from tgen.storage.disk_array import blocks
 from tgen.tokenizer import Tokenizer, make_tokenizer, train_words
 
 _COMPARED_BYTES = 1 << 21
+_COMPARED_SHARE = 8  # or an eighth of the text to train on
+_MIN_VAL_BYTES, _VAL_BYTES_PER_MINUTE = 1 << 17, 1 << 20
 _LARGE_OVERLAP = 0.05
 _FEW_VAL_BYTES = 1 << 14
 _FEW_ROWS, _FEW_ROW_BYTES = 8, 1 << 12  # if fewer of both would be held out, nothing is
@@ -128,11 +130,21 @@ def row_lengths(train: Tokens, tokenizer: Tokenizer) -> tuple[NDArray[np.int64],
     return lengths[is_row], bool(is_row.all())
 
 
+def max_val_bytes(config: TrainConfig) -> int:
+    """Return the most held-out bytes of a run, which do not depend on the speed of the machine, so
+    that runs can be compared on the same text."""
+    if config.steps is not None:
+        return corpus.MAX_VAL_BYTES
+    in_time = round(config.minutes * _VAL_BYTES_PER_MINUTE)
+    return min(corpus.MAX_VAL_BYTES, max(_MIN_VAL_BYTES, in_time))
+
+
 def split_corpus(
-    text: Corpus, config: TrainConfig, max_bytes: int
+    text: Corpus, config: TrainConfig, max_bytes: int, max_val_bytes: int, n_pieces: int
 ) -> tuple[Documents, Documents, int, list[str]]:
-    """Split a corpus, and sample about `max_bytes` of the training split; return both splits, the
-    bytes of the whole training split, and notes."""
+    """Split a corpus, and sample about `max_bytes` of the training split and `max_val_bytes` of the
+    other, in `n_pieces` or more; return both splits, the bytes of the whole training split, and
+    notes."""
     notes = [*text.notes]
     whole, held_out = _split(text, config)
     if not held_out:
@@ -141,18 +153,22 @@ def split_corpus(
     n_dropped, n_bytes = corpus.count_dropped(text, whole, held_out)
     if n_dropped:
         notes.append(f"copies of validation documents dropped: {n_dropped:,} ({n_bytes:,} bytes)")
-    train = corpus.subsample_documents(whole, max_bytes)
-    val = corpus.subsample_documents(held_out, corpus.MAX_VAL_BYTES)
+    train = corpus.subsample_documents(whole, max_bytes, n_pieces=n_pieces)
+    val = corpus.subsample_documents(held_out, max_val_bytes, n_pieces=n_pieces)
     if train is not whole:
+        share = f"{100 * train.n_bytes / whole.n_bytes:.2g}%"
         why = "more would exceed the time budget" if config.steps is None else "enough for --steps"
-        notes.append(f"trains on an evenly spaced sample of {train.n_bytes:,} bytes: {why}")
+        notes.append(
+            f"trains on an evenly spaced sample of {train.n_bytes:,} bytes ({share}): {why}"
+        )
     if 0 < val.n_bytes < _FEW_VAL_BYTES:
         notes.append(
             f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
             "--val-fraction 0 trains on everything and saves the last weights"
         )
+    n_compared = min(_COMPARED_BYTES, max_bytes // _COMPARED_SHARE)
     samples = (
-        join_documents(corpus.subsample_documents(documents, _COMPARED_BYTES))
+        join_documents(corpus.subsample_documents(documents, n_compared, n_pieces=n_pieces))
         for documents in (whole, val)
     )
     overlap = corpus.overlap_fraction(*samples)
@@ -172,9 +188,9 @@ def _split(text: Corpus, config: TrainConfig) -> tuple[Documents, Documents]:
     return text.documents, min(whole, held_out, key=len)
 
 
-def training_texts(text: Corpus, config: TrainConfig, max_bytes: int) -> Documents:
+def training_texts(text: Corpus, config: TrainConfig, max_bytes: int, n_pieces: int) -> Documents:
     """Return the texts that a run trains on, as `split_corpus` does."""
-    return corpus.subsample_documents(_split(text, config)[0], max_bytes)
+    return corpus.subsample_documents(_split(text, config)[0], max_bytes, n_pieces=n_pieces)
 
 
 def prepare_texts(
@@ -190,10 +206,13 @@ def prepare_texts(
 
     Raise CorpusError if nothing is to be learned.
     """
-    train, val, whole_bytes, notes = split_corpus(text, config, max_bytes)
+    train, val, whole_bytes, notes = split_corpus(
+        text, config, max_bytes, max_val_bytes(config), corpus.PIECES
+    )
     if source is None:
         yield PhaseReport(phase="training the tokenizer")
-        sample = corpus.subsample_documents(train, TOKENIZER_BYTES)
+        n_sample = min(TOKENIZER_BYTES, max_bytes // 4)
+        sample = corpus.subsample_documents(train, n_sample, n_pieces=corpus.PIECES)
         texts = [part[:] for document in sample for part in document]
         # Without <unk>, words that only the validation split has are tokens, too.
         parts = [train] if request.unk else [train, val]

@@ -38,13 +38,14 @@ from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
 from tgen.runs.samples import sample
 from tgen.training.early_stopping import decay_from_best
-from tgen.training.evaluation import evaluate_alone
+from tgen.training.evaluation import evaluate_alone, tokens_for_error
 from tgen.training.loop import done_report, evaluation_is_due, train
 from tgen.training.state import TrainState, weights_of
 
 _MAX_DIVERGENCES = 3
 _FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # delays between attempts at the final save
 
+_RELATIVE_ERROR = 0.002  # of the last evaluation: less than runs with other seeds differ by
 _LONG_CLOSING = 1.5  # seconds: evaluations and samples take long enough to be named
 
 Stopped = Callable[[], bool]
@@ -270,10 +271,15 @@ def _final_reports(
         return
     with _best_model(out, prepared, state) as model:
         plan = prepared.record.plan
-        n_val = len(dataset.val.ids)
-        if plan.train.eval_tokens < n_val <= (plan.evaluated_tokens or n_val):  # only a part was
-            yield PhaseReport(phase="evaluating all held-out text", saved=True)
-            done = replace(done, best_bits_per_byte=evaluate_alone(model, dataset).bits_per_byte)
+        n_val, eval_tokens = len(dataset.val.ids), plan.train.eval_tokens
+        if plan.evaluated_tokens is not None:  # the time is limited: no more than says something
+            parts = state.progress.best_parts
+            needed = tokens_for_error(parts, min(n_val, eval_tokens), _RELATIVE_ERROR)
+            n_val = min(n_val, plan.evaluated_tokens, needed)
+        if eval_tokens < n_val:  # only a part was
+            yield PhaseReport(phase="evaluating more held-out text", saved=True)
+            last = evaluate_alone(model, dataset, max_tokens=n_val)
+            done = replace(done, best_bits_per_byte=last.bits_per_byte)
         if prepared.record.chat is None:
             yield PhaseReport(phase="measuring memorization", saved=True)
             yield measure_memorization(prepared, dataset, done, model)

@@ -27,6 +27,7 @@ from tgen.training.state import new_state
 
 _UNLIMITED = 1 << 40  # steps
 _MIN_TOKENS = 1 << 20
+_SHORT_SECONDS = 0.2  # of a measurement: in less time, two passes of a whole batch do not fit
 _VOCAB_SIZE = 1024
 _CONTEXT_LENGTH = 128  # fixed: the constants of `step_seconds` were measured with it
 MIN_STEPS, _MAX_STEPS, _MUON_STEPS = 4, 20, 3
@@ -75,6 +76,8 @@ def measure_speed(device: torch.device, precision: Precision, *, seconds: float)
         retain_freed_memory()  # as in training
     started = time.perf_counter()
     size, batch_size = ("tiny", 8) if device.type == "cpu" else ("medium", 64)
+    if seconds < _SHORT_SECONDS:
+        batch_size //= 4
     shape = {**SIZES[size], "context_length": _CONTEXT_LENGTH}
     config = ModelConfig.of("qwen3", **shape, vocab_size=_VOCAB_SIZE)
     model = Transformer(config).to(device)

@@ -6,8 +6,9 @@ chunk at a time, while they are in the cache.
 """
 
 import math
+import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -270,11 +271,22 @@ def evaluate(
     return _summarize(losses, bytes_per_token, logit_scale)
 
 
-def evaluate_alone(model: Transformer, batches: Batches) -> Evaluation:
-    """Predict each held-out target token once, all of them, on this rank."""
-    windows = ((group, True) for group in batches.val_windows(sys.maxsize))
+def evaluate_alone(
+    model: Transformer, batches: Batches, *, max_tokens: int = sys.maxsize
+) -> Evaluation:
+    """Predict each held-out target token once, by default all of them, on this rank."""
+    windows = ((group, True) for group in batches.val_windows(max_tokens))
     losses = _window_losses(LossModule(model), windows)
     return _summarize(losses, batches.val_bytes / batches.val.n_targets)
+
+
+def tokens_for_error(parts: Sequence[float], n_tokens: int, relative_error: float) -> int:
+    """Return the tokens whose mean loss has this standard error relative to it, judged by the
+    losses of `parts` of a text of `n_tokens`; no limit if they are too few to tell."""
+    if len(parts) < 2:
+        return sys.maxsize
+    error = statistics.stdev(parts) / math.sqrt(len(parts)) / statistics.fmean(parts)
+    return math.ceil(n_tokens * (error / relative_error) ** 2)
 
 
 def _summarize(
