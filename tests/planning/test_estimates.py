@@ -19,7 +19,7 @@ from tgen.errors import UsageError
 from tgen.model.attention import attend
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
-from tgen.planning.costs import block_shapes, n_parameters, outer_shapes
+from tgen.planning.costs import block_shapes, n_elements, n_parameters, outer_shapes
 from tgen.planning.memory import activation_bytes, rank_memory
 from tgen.planning.multi_gpu import EFFICIENCY, choose_parallel, sent_bytes
 from tgen.reports.json_text import json_record
@@ -165,6 +165,7 @@ def test_fsdp_divides_memory_by_the_ranks():
         for parallel in ("ddp", "fsdp")
     )
     assert shard.activations == replica.activations
+    assert shard.copies < replica.copies / 3  # of a few blocks, not of all
     for name in ("weights", "gradients", "optimizer"):
         assert getattr(replica, name) == 64 * getattr(shard, name)  # 64 divides all rows
     assert replica.gradients == replica.weights == 4 * n_parameters(config)
@@ -235,6 +236,9 @@ def test_sent_bytes_match_ring_collectives():
     parts = dataclasses.replace(train, accumulation=4)
     assert sent_bytes(billions(), parts, 2, "ddp") == weights
     assert sent_bytes(billions(), parts, 2, "fsdp") == 4 * sent_bytes(billions(), train, 2, "fsdp")
+    blocks = weights - 4 * n_elements(outer_shapes(billions()))
+    on_gpu = sent_bytes(billions(), train, 2, "fsdp", on_gpu=True)
+    assert on_gpu == sent_bytes(billions(), train, 2, "fsdp") - blocks // 2
     muon = dataclasses.replace(train, optimizer="muon")
     assert 1.4 * weights < sent_bytes(billions(), muon, 2, "ddp") < 1.5 * weights
 

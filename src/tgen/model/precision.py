@@ -66,7 +66,7 @@ def round_input(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias, (..., in) -> (..., out), in the precision of products and dtype of x."""
     if not must_round(x):
-        return F.linear(x, weight, bias)
+        return stored_product(x, weight, bias)
     out: Tensor = _RoundedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
@@ -162,4 +162,4 @@ def stored_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if weight.dtype == torch.bfloat16 and n_rows <= _FEW_ROWS and not torch.is_grad_enabled():
         out = F.linear(x.bfloat16(), weight).to(x.dtype)
         return out if bias is None else out + bias
-    return F.linear(x, weight.to(x.dtype), bias)
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

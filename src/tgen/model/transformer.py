@@ -71,8 +71,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> (..., size)."""
-        scale = self.scale
-        return fused.rms_norm(x.to(scale.dtype), scale, self.eps)
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        return fused.rms_norm(x.to(dtype), self.scale.to(dtype), self.eps)
 
     @property
     def scale(self) -> Tensor:
@@ -94,7 +94,11 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., size) -> (..., size)."""
-        out = super().forward(x)
+        weight, bias = (
+            None if p is None else p.to(torch.promote_types(x.dtype, p.dtype))
+            for p in (self.weight, self.bias)
+        )
+        out = F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
         return out if self.divisor == 1 else out / self.divisor
 
     @property

@@ -2,7 +2,7 @@
 
 DDP stores all weights, gradients and optimizer states on every rank. FSDP stores a shard of each
 and gathers a block while it is computed (Zhao et al. 2023). All are float32, on a GPU too, where a
-pass works on bfloat16 copies.
+pass works on bfloat16 copies, which FSDP gathers.
 """
 
 from collections import Counter
@@ -42,7 +42,9 @@ _CHUNK_ROWS = 256  # of logits at once on a CPU
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
 _ORTHOGONALIZE = 4  # copies of a stack of matrices that Muon makes, measured
 _TRANSPOSED = ("classic", "gpt2")  # families whose matrices are stored transposed
-_GATHERED_BLOCKS = 3  # at once: the one in use, the next one, and the gradients of one
+# Bytes per element of the blocks that FSDP gathers at once: the weights of two, the gradients of
+# one, and their float32 sum if they are bfloat16.
+_GATHERED = {"float32": 12, "bfloat16": 10}
 
 
 def check_memory(
@@ -89,12 +91,12 @@ def rank_memory(
     weights += model.n_layers * n_elements(block, n_ranks=n_shards)
     muon, muon_elements = train.optimizer == "muon", n_elements(matrices, n_ranks=n_shards)
     moments = 2 * weights - model.n_layers * muon_elements * muon  # Muon has one moment
-    gathered = 0
+    copies = 0
     if parallel == "fsdp":
-        gathered = _GATHERED_BLOCKS * n_elements(block) + 2 * n_elements(outer)
-    # Matrix products store bfloat16 copies of the weights until the gradients are computed.
-    bfloat16 = model.n_layers * n_elements(matrices) if on_gpu else 0
-    copies = 4 * gathered + 2 * bfloat16
+        gathered = _GATHERED["bfloat16" if on_gpu else train.precision]
+        copies = gathered * n_elements(block) + 8 * n_elements(outer)
+    elif on_gpu:  # products store bfloat16 copies of the weights until gradients are computed
+        copies = 2 * model.n_layers * n_elements(matrices)
     activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
     update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
     saving = 0 if on_gpu else _saved_bytes(model, train)

@@ -11,6 +11,7 @@ from tgen.planning.budget import n_steps
 from tgen.planning.costs import (
     FrozenModel,
     block_matrices,
+    block_shapes,
     flops_per_token,
     n_elements,
     n_parameters,
@@ -63,7 +64,8 @@ def scaling_report(
         parallel=choose_parallel(model, train, **shared, memory=device_memory),
         ranks=[rank_memory(model, train, **shared, parallel=parallel) for parallel in _PARALLEL],
         sent_bytes={
-            parallel: sent_bytes(model, train, n_ranks, parallel) for parallel in _PARALLEL
+            parallel: sent_bytes(model, train, n_ranks, parallel, on_gpu=on_gpu)
+            for parallel in _PARALLEL
         },
         batch_size=n_ranks * train.batch_size,
         step_tokens=step_tokens,
@@ -137,18 +139,26 @@ def choose_parallel(
 
 
 def sent_bytes(
-    model: ModelConfig, train: ResolvedTrainConfig, n_ranks: int, parallel: Parallel
+    model: ModelConfig,
+    train: ResolvedTrainConfig,
+    n_ranks: int,
+    parallel: Parallel,
+    *,
+    on_gpu: bool = False,
 ) -> int:
-    """Return the bytes that a rank sends per step, in float32 and by ring collectives.
+    """Return the bytes that a rank sends per step, by ring collectives.
 
     DDP all-reduces the gradients once per step. FSDP all-gathers the weights forward and backward
     and reduce-scatters the gradients, once per micro-batch. Each matrix of Muon goes to one rank
-    and back.
+    and back. All are float32, but FSDP gathers the blocks in bfloat16 if it computes in bfloat16.
     """
     n_params = n_parameters(model)
     muon = model.n_layers * n_elements(block_matrices(model)) * (train.optimizer == "muon")
     if parallel == "ddp":  # every rank has the inputs, so only the results are sent
         elements = 2 * n_params + muon
     else:
-        elements = 3 * train.accumulation * n_params + 2 * muon // n_ranks
+        gathered = 2 * n_params
+        if on_gpu or train.precision == "bfloat16":
+            gathered -= model.n_layers * n_elements(block_shapes(model))
+        elements = train.accumulation * (gathered + n_params) + 2 * muon // n_ranks
     return 4 * elements * (n_ranks - 1) // n_ranks

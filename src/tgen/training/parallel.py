@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,9 +32,13 @@ def parallelize(loss_module: LossModule, parallel: Parallel, mesh: DeviceMesh) -
         names = inspect.signature(DistributedDataParallel).parameters
         no_sync: dict[str, Any] = {next(n for n in _SYNC_BUFFERS if n in names): False}
         return DistributedDataParallel(loss_module, gradient_as_bucket_view=True, **no_sync)
+    policy = MixedPrecisionPolicy()
+    if loss_module.precision == "bfloat16":  # inputs, and sums of gradients, stay float32
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in loss_module.model.blocks:
-        fully_shard(block, mesh=mesh)
-    # An evaluation has no backward pass that would free the outer weights.
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # Embedding and LM head are gathered in float32, in which the CPU computes logits. An evaluation
+    # has no backward pass that would free them.
     fully_shard(loss_module, mesh=mesh, reshard_after_forward=True)
     return loss_module
 
