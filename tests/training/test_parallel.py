@@ -180,6 +180,40 @@ with distributed.join_process_group():
     assert statuses(ranks) == [0, 0], ranks
 
 
+def test_fsdp_allocates_the_whole_model_on_rank_zero_only(on_ranks):
+    code = """
+import numpy as np
+import torch
+from support.models import make_model
+from tgen import distributed
+from tgen.config.training import ResolvedTrainConfig
+from tgen.training.state import local_tensor, new_state, weights_of
+with distributed.join_process_group():
+    rank = distributed.ranks().rank
+    config = make_model("qwen3", vocab_size=64, tied_embeddings=False).config
+    counts = np.arange(64**2, dtype=np.float32).reshape(64, 64) % 7 if rank == 0 else None
+    train, given = ResolvedTrainConfig(bigram_start=True), make_model("qwen3", vocab_size=64)
+    starts = (config, {"bigram_counts": counts}), (given.config, {"weights": given.to_arrays()})
+    for config, start in starts:
+        options = (config, train, torch.device("cpu"))
+        alone = new_state(*options, **start) if rank == 0 else None
+        if rank == 1:  # random weights are those of rank 0
+            torch.nn.init.normal_ = None
+        state = new_state(*options, parallel="fsdp", **start)
+        parameters = list(state.model.parameters())
+        n_local = sum(local_tensor(p).numel() for p in parameters)
+        assert n_local < 0.6 * sum(p.numel() for p in parameters)
+        arrays = weights_of(state.to_arrays(), config)
+        if alone is not None:
+            assert arrays.keys() == alone.model.to_arrays().keys()
+            for name, array in alone.model.to_arrays().items():
+                assert np.array_equal(array, arrays[name]), name
+            assert torch.equal(alone.model.cos, state.model.cos)
+"""
+    ranks = on_ranks(code=code, n=2)
+    assert statuses(ranks) == [0, 0], ranks
+
+
 def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_ranks, tmp_path):
     corpus, whole = tmp_path / "rows.jsonl", tmp_path / "whole"
     words = VARIED.decode().split()

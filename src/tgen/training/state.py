@@ -70,7 +70,8 @@ _WEIGHTS = "model/"  # prefix of weights in `to_arrays`; moments have their key 
 class TrainState:
     """A model in training, its optimizers and its counters.
 
-    With `parallel` all ranks have a part of it, and all call the same methods.
+    With `parallel` all ranks have a part of it, and all call the same methods. With "fsdp", the
+    model is on the meta device, and its weights are arbitrary until `restore`.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TrainState:
         device: torch.device = _CPU,
         parallel: Parallel | None = None,
     ) -> None:
-        if parallel != "fsdp":  # which moves one shard at a time
+        if parallel != "fsdp":
             model = model.to(device)
         self.model, self.parallel = model, parallel
         self.loss_module = LossModule(model, precision=config.precision, compiled=config.compile)
@@ -96,6 +97,10 @@ class TrainState:
 
             mesh = all_ranks(device)
             self.step_loss = parallelize(self.loss_module, parallel, mesh)
+            if parallel == "fsdp":  # only now allocate, one shard per rank
+                self.step_loss.to_empty(device=device)
+                model.make_tables()
+                model.to(device)
             orthogonalize = one_rank_per_matrix(orthogonalize_parts, mesh)
         self.optimizers = make_optimizers(model, config, orthogonalize=orthogonalize)
         self.progress = Progress()
@@ -171,27 +176,45 @@ def new_state(
     """Return the state at step 0 with `weights` or, if None, random ones; with `bigram_start` these
     begin with `bigram_counts` (V, V), which only rank 0 has.
 
-    Random weights are made on the CPU, so that every device and rank gets the same. With an
-    `adapter`, the `weights` are frozen, and the state has the adapter's parameters only.
+    Random weights are made on the CPU, so that every device gets the same; those of rank 0 count.
+    With an `adapter`, the `weights` are frozen, and the state has the adapter's parameters only.
     """
-    torch.manual_seed(config.seed)
     if adapter is not None:
         assert weights is not None
+        torch.manual_seed(config.seed)
         model = frozen_transformer(model_config, weights, dropout=config.dropout)
         training.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
         if adapter.pairs:
             training.load_pairs(model, adapter.layout, adapter.pairs)
+    elif parallel == "fsdp":
+        with torch.device("meta"):
+            model = Transformer(model_config, dropout=config.dropout)
     else:
-        model = Transformer(model_config, dropout=config.dropout)
+        model = _first_model(model_config, config, weights, bigram_counts)
     model.activation_checkpointing = config.activation_checkpointing
-    if adapter is None and weights is not None:
+    state = TrainState(model, config, device=device, parallel=parallel)
+    if parallel == "fsdp":
+        arrays = {}
+        if distributed.is_rank_zero():
+            first = _first_model(model_config, config, weights, bigram_counts)
+            arrays = {_WEIGHTS + n: p.detach().numpy() for n, p in first.named_parameters()}
+        state.restore(arrays, state.progress)
+    return state
+
+
+def _first_model(
+    model_config: ModelConfig,
+    config: ResolvedTrainConfig,
+    weights: Mapping[str, NDArray[Any]] | None,
+    bigram_counts: NDArray[np.float32] | None,
+) -> Transformer:
+    torch.manual_seed(config.seed)
+    model = Transformer(model_config, dropout=config.dropout)
+    if weights is None and config.bigram_start and bigram_counts is not None:
+        weights = start_from_bigrams(model.to_arrays(), bigram_counts, seed=config.seed)
+    if weights is not None:
         model.load_arrays(weights)
-    elif config.bigram_start and distributed.any_rank(bigram_counts is not None):
-        arrays = model.to_arrays()
-        if bigram_counts is not None:
-            arrays = start_from_bigrams(arrays, bigram_counts, seed=config.seed)
-        model.load_arrays(distributed.broadcast(arrays))
-    return TrainState(model, config, device=device, parallel=parallel)
+    return model
 
 
 def weights_of(
