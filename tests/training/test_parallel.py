@@ -232,12 +232,15 @@ def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_
     assert_same(out, whole)
 
 
-def test_run_of_two_ranks_resumes_in_one_process(on_ranks, corpus, whole, tmp_path):
-    out = tmp_path / "out"
-    arguments = command(corpus, out, "--parallel", "fsdp", batch=3)
-    ranks = on_ranks(code=code_of_ranks(arguments, action=TERM, at=5), n=2)
-    assert statuses(ranks) == [143, 143], ranks
-    assert losses(out).keys() == {key for key in losses(whole) if key[1] <= 5}
+def test_run_of_four_ranks_resumes_on_two_and_in_one_process(on_ranks, corpus, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert app.run([str(one) for one in command(corpus, whole, batch=12)]) == 0
+    start = command(corpus, out, "--parallel", "fsdp", batch=3)
+    resume = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp", "--threads", 1]
+    for arguments, n, step in ((start, 4, 2), (resume, 2, 5)):
+        ranks = on_ranks(code=code_of_ranks(arguments, action=TERM, at=step), n=n)
+        assert statuses(ranks) == [143] * n, ranks
+        assert losses(out).keys() == {key for key in losses(whole) if key[1] <= step}
     resume_alone(out)
     assert_same(out, whole)
 
