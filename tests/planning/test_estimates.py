@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tgen.model.attention import attend
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import block_shapes, n_elements, n_parameters, outer_shapes
-from tgen.planning.memory import activation_bytes, rank_memory
+from tgen.planning.memory import USABLE, activation_bytes, rank_memory
 from tgen.planning.multi_gpu import EFFICIENCY, choose_parallel, sent_bytes
 from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver
@@ -174,6 +175,28 @@ def test_fsdp_divides_memory_by_the_ranks():
     both = rank_memory(config, adamw, context=4096, n_ranks=64, parallel="ddp", on_gpu=True)
     assert both.optimizer == 2 * both.weights
     assert both.update == 0
+
+
+def test_estimates_agree_with_measurements_of_torchtitan():
+    # Llama 3.1, AdamW; benchmarks/llama3_h100_202412_torchtitan.md, tables 1 to 3, in GiB
+    def gib(n_ranks: int, context: int, batch_size: int = 1, **more: object) -> float:
+        shape: dict[str, Any] = {
+            "d_model": 4096,
+            "n_layers": 32,
+            "n_heads": 32,
+            "d_ff": 14336,
+        } | more
+        shape |= {"vocab_size": 128_256, "n_kv_heads": 8, "context_length": context}
+        config = ModelConfig.of("llama", tied_embeddings=False, **shape)
+        train = ResolvedTrainConfig(optimizer="adamw", batch_size=batch_size)
+        train = dataclasses.replace(train, activation_checkpointing=True)
+        values = {"n_ranks": n_ranks, "parallel": "fsdp", "on_gpu": True}
+        return rank_memory(config, train, context=context, **values).total / 2**30
+
+    assert gib(8, 32768) == pytest.approx(83.9, rel=0.2)
+    assert gib(8, 8192, 2) - gib(128, 8192, 2) == pytest.approx(82.4 - 67.0, rel=0.2)
+    # The 70B model was trained on 64 A100s with 80 GiB each (docs/performance.md).
+    assert gib(64, 8192, d_model=8192, n_layers=80, n_heads=64, d_ff=28672) < USABLE * 80
 
 
 @pytest.mark.parametrize(("family", "more"), SHAPES)

@@ -36,7 +36,8 @@ _STORED = {
     "gelu_tanh": (5, 1, 3),
 }
 _DROPOUT = 2
-_CHECKPOINTED_LAYERS = 5  # 3 and what the allocator keeps, measured: 1 to 5, by chance
+# Layers at once, with gradients; on a CPU with what the allocator keeps (measured: 1 to 5).
+_CHECKPOINTED_LAYERS, _CHECKPOINTED_ON_GPU = 5, 3
 _PROCESS_BYTES = 512 << 20  # interpreter, torch and the allocator's reserves
 _CHUNK_ROWS = 256  # of logits at once on a CPU
 _LOGITS = 3  # copies on a GPU: log-probabilities and two gradients, float32
@@ -94,12 +95,13 @@ def rank_memory(
     copies = 0
     if parallel == "fsdp":
         gathered = _GATHERED["bfloat16" if on_gpu else train.precision]
-        copies = gathered * n_elements(block) + 8 * n_elements(outer)
+        head = model.vocab_size * model.d_model  # other outer gradients come when blocks are done
+        copies = gathered * n_elements(block) + 4 * (n_elements(outer) + head)
     elif on_gpu:  # products store bfloat16 copies of the weights until gradients are computed
         copies = 2 * model.n_layers * n_elements(matrices)
     activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
     update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
-    saving = 0 if on_gpu else _saved_bytes(model, train)
+    saving = _saved_bytes(model, train)
     permanent = 4 * (weights + moments)
     return RankMemory(
         parallel=parallel,
@@ -111,7 +113,8 @@ def rank_memory(
         update=update,
         saving=saving,
         # The update runs after the passes, and a save after the update.
-        total=permanent + max(4 * weights + max(activations + copies, update), saving),
+        total=permanent
+        + max(4 * weights + max(activations + copies, update), 0 if on_gpu else saving),
     )
 
 
@@ -208,13 +211,15 @@ def activation_bytes(
         layer += weights // 2 if train.precision == "bfloat16" else weights
     else:
         layer += context  # a mask per window
-    stored = (model.n_layers + 1) * layer
+    logits = _LOGITS * model.vocab_size if on_gpu else 0
     if train.activation_checkpointing:  # the input of each block; one block again, its gradients
-        n_layers = min(_CHECKPOINTED_LAYERS, model.n_layers)
-        stored = model.n_layers * model.d_model + n_layers * layer
-    if on_gpu:
-        return 4 * tokens * (stored + _LOGITS * model.vocab_size)
-    return 4 * (tokens * stored + min(tokens, _CHUNK_ROWS) * model.vocab_size)
+        n_layers = min(_CHECKPOINTED_ON_GPU if on_gpu else _CHECKPOINTED_LAYERS, model.n_layers)
+        # The logits are freed before the first block is computed again.
+        stored = model.n_layers * model.d_model + max(n_layers * layer, logits)
+    else:
+        stored = (model.n_layers + 1) * layer + logits
+    chunk = 0 if on_gpu else min(tokens, _CHUNK_ROWS) * model.vocab_size
+    return 4 * (tokens * stored + chunk)
 
 
 def _update_elements(

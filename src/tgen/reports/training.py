@@ -34,7 +34,7 @@ class RankMemory:
     activations: int  # stored for the gradients
     copies: int  # copies of weights: gathered blocks, bfloat16 copies
     update: int  # optimizer update; not at the same time as activations and copies
-    saving: int  # copies of weights and moments at a save, in RAM; when gradients are freed
+    saving: int  # rank 0's copies of weights and moments at a save, in RAM
     total: int
 
 

@@ -108,7 +108,7 @@ def _memory(rank: RankMemory, sent: int) -> tuple[str, str, str]:
         "activations": rank.activations,
         "copies": rank.copies,
         "update": rank.update,
-        "save": rank.saving,
+        "save in RAM": rank.saving,
     }
     sizes = " · ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return (
