@@ -167,7 +167,7 @@ def gradients(config, tokens, precision, n_ranks, parallel):
 with distributed.join_process_group():
     rank = distributed.ranks().rank
     tokens = torch.randint(64, (2, 13), generator=torch.Generator().manual_seed(1))
-    for family in ("classic", "gpt2", "qwen3", "gemma3"):
+    for family in ("gpt2", "gemma3"):  # LayerNorm with biases, RMSNorm
         config = make_model(family, vocab_size=64).config
         exact = gradients(config, tokens, "float32", 1, None)
         alone = gradients(config, tokens, "bfloat16", 1, None)
