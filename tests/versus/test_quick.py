@@ -11,8 +11,8 @@ from support.command import PythonFork
 from versus import harness
 
 LIBRARIES = {
-    *("harness", "chromium", "decode.model_shapes", "learning.nanogpt", "learning.scoring"),
-    *("serving.http_client", "tuning.chats"),
+    *("harness", "chromium", "decode.model_shapes", "decode.runtime_worker"),
+    *("learning.nanogpt", "learning.scoring", "serving.http_client", "tuning.chats"),
 }
 ROOT = Path(harness.__file__).parent
 MODULES = {

@@ -3,10 +3,11 @@
     python -m versus.serving.load [--model MODEL]
 
 A closed loop: each client sends its next request when it has the answer to the last one. A tenth of
-the requests leave before the end, a tenth is malformed; half of the others are streams. Then 16
-clients stream long texts, interleaved with tgen's own batch of 16 without a server and, if
-llama_cpp.server is installed, with that on the same weights. At last, SIGTERM arrives while 16
-texts are streamed.
+the requests leave before the end, a tenth is malformed; half of the others are streams. Then
+`--streams` clients stream long texts, interleaved with tgen's own batch of as many without a server
+and with another server on the same weights: llama.cpp's own one (`--llama-server` names its
+program), or else llama_cpp.server, if it is installed. At last, SIGTERM arrives while texts are
+streamed.
 
 Client and server share the CPUs. Latencies include that, and the time in the queue.
 """
@@ -14,6 +15,7 @@ Client and server share the CPUs. Latencies include that, and the time in the qu
 import argparse
 import asyncio
 import os
+import shlex
 import socket
 import statistics
 import subprocess
@@ -42,7 +44,6 @@ from versus import harness
 from versus.serving.http_client import Reply, encode, post
 
 _PROMPTS = ("What is", "The king", "O Romeo,", "First Citizen:\n", "My lord, I")
-_STREAMS = 16
 _MALFORMED = (
     (b"{", 400),
     (b'{"prompt": 7}', 400),
@@ -55,12 +56,12 @@ _MALFORMED = (
 
 
 class Server:
-    """A server process: `python -m` MODULE with arguments, listening on a port."""
+    """A server process, listening on a port."""
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(self, *arguments: object) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", module, *map(str, arguments), "--port", str(self.port)]
+        command = [*map(str, arguments), "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -70,7 +71,8 @@ class Server:
                 return
             except OSError:
                 if self.process.poll() is not None:
-                    raise TgenError(f"{module} ended", "run it to see why") from None
+                    message = f"`{shlex.join(command)}` ended"
+                    raise TgenError(message, "run it to see why") from None
                 time.sleep(0.1)
 
     def memory(self) -> int:
@@ -88,9 +90,9 @@ class Server:
 
 
 @contextmanager
-def running(module: str, *arguments: object) -> Iterator[Server]:
+def running(*arguments: object) -> Iterator[Server]:
     """Start a server that ends with the block."""
-    server = Server(module, *arguments)
+    server = Server(*arguments)
     try:
         yield server
     finally:
@@ -183,11 +185,11 @@ def check(replies: Sequence[tuple[str, Reply]], alone: Callable[[int], str]) -> 
     return counts
 
 
-def make_streams(n_tokens: int, number: int) -> list[dict[str, Any]]:
-    """Return the requests of one round of 16 long streams."""
+def make_streams(options: argparse.Namespace, number: int) -> list[dict[str, Any]]:
+    """Return the requests of one round of long streams."""
     return [
-        {"prompt": _PROMPTS[i % 5], "max_tokens": n_tokens, "seed": 1000 * number + i}
-        for i in range(_STREAMS)
+        {"prompt": _PROMPTS[i % 5], "max_tokens": options.stream_tokens, "seed": 1000 * number + i}
+        for i in range(options.streams)
     ]
 
 
@@ -233,7 +235,7 @@ def own_rate(model: LoadedModel, requests: Sequence[dict[str, Any]]) -> float:
     """Return the tokens per second of the same texts in one batch, without a server."""
     prepared = [to_request(model, request) for request in requests]
     start = time.perf_counter()
-    n = sum(1 for _ in model.complete(make_source(prepared), batch_size=_STREAMS))
+    n = sum(1 for _ in model.complete(make_source(prepared), batch_size=len(prepared)))
     return n / (time.perf_counter() - start)
 
 
@@ -241,16 +243,19 @@ def measure_rates(
     model: LoadedModel, server: Server, other: Server | None, options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Return the tokens per second of each round, interleaved."""
-    names = ["tgen serve", "tgen, no server"] + ["llama_cpp.server"] * (other is not None)
+    other_name = "llama-server" if options.llama_server else "llama_cpp.server"
+    names = ["tgen serve", "tgen, no server"] + [other_name] * (other is not None)
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds + 1):  # the first is the warm-up
-        requests = make_streams(options.stream_tokens, number)
+        requests = make_streams(options, number)
         usage = {"stream_options": {"include_usage": True}}
         measured = [
             asyncio.run(stream_rate(server.port, requests, **usage)),
             own_rate(model, requests),
         ]
-        if other is not None:  # it reports no usage for streams: all texts have the same length
+        if other is not None and options.llama_server:
+            measured.append(asyncio.run(stream_rate(other.port, requests, **usage)))
+        elif other is not None:  # it reports no usage for streams: all texts have the same length
             more = {"logit_bias": {str(i): -100 for i in model.bundle.end_ids}}
             n = sum(request["max_tokens"] for request in requests)
             start = time.perf_counter()
@@ -268,14 +273,18 @@ def measure(options: argparse.Namespace) -> None:
     model = open_model(path)
     longest = min(options.longest, model.engine.context_length // 2)
     requests = make_requests(options.requests, longest)
-    settings = ["--batch-size", _STREAMS, "--queue", 4 * options.clients]
-    with running("tgen", "serve", "-m", path, *settings) as server:
+    queue = max(4 * options.clients, options.streams)
+    settings = ["--batch-size", options.streams, "--queue", queue]
+    with running(sys.executable, "-m", "tgen", "serve", "-m", path, *settings) as server:
         start = time.perf_counter()
         replies, memory = asyncio.run(send_all(server, requests, options.clients))
         seconds = time.perf_counter() - start
-        with tempfile.TemporaryDirectory() as folder, _other_server(path, Path(folder)) as other:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _other_server(path, Path(folder), model.engine.context_length, options) as other,
+        ):
             rates = measure_rates(model, server, other, options)
-        end = asyncio.run(end_under_load(server, make_streams(options.stream_tokens, 0)))
+        end = asyncio.run(end_under_load(server, make_streams(options, 0)))
     counts = check(replies, lambda i: generate_alone(model, requests[i]))
     first = sorted(reply.first_token for _, reply in replies if reply.first_token is not None)
     n_tokens = sum(reply.n_tokens for _, reply in replies)
@@ -283,6 +292,7 @@ def measure(options: argparse.Namespace) -> None:
     results = {
         "model": str(options.model or path.name),
         "clients": options.clients,
+        "streams": options.streams,
         "requests": options.requests,
         "counts": counts,
         "seconds": seconds,
@@ -306,7 +316,9 @@ def measure(options: argparse.Namespace) -> None:
     own = statistics.median(rates["tgen, no server"])
     for name, values in rates.items():
         median = statistics.median(values)
-        rows.append([f"{name}, 16 streams", f"{median:,.0f} tokens/s ({median / own:.2f})"])
+        rows.append(
+            [f"{name}, {options.streams} streams", f"{median:,.0f} tokens/s ({median / own:.2f})"]
+        )
     finished = f"{end['finished']} of {end['running']} texts ended"
     rows.append(["SIGTERM under load", f"{finished}, exit {end['exit_status']}"])
     rows.append(
@@ -321,23 +333,38 @@ def _milliseconds(results: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _other_server(path: Path, folder: Path) -> Iterator[Server | None]:
-    """Start llama_cpp.server on the same weights, if it is installed."""
-    if find_spec("llama_cpp") is None or find_spec("sse_starlette") is None:
+def _other_server(
+    path: Path, folder: Path, context_length: int, options: argparse.Namespace
+) -> Iterator[Server | None]:
+    """Start llama.cpp's server or llama_cpp.server on the same weights, if there is one."""
+    is_own = options.llama_server is not None
+    if not is_own and (find_spec("llama_cpp") is None or find_spec("sse_starlette") is None):
         harness.skip("llama_cpp.server", "not installed")
         yield None
         return
-    bundle = model_dir.load(path)
-    export_gguf(bundle, folder / "model.gguf", name="model", stored="f32", progress=lambda _: None)
+    file = path
+    if path.is_dir():
+        file, bundle = folder / "model.gguf", model_dir.load(path)
+        export_gguf(bundle, file, name="model", stored="f32", progress=lambda _: None)
     threads = default_threads()
-    options = {
-        "--model": folder / "model.gguf",
-        "--n_ctx": bundle.config.context_length,
+    context = min(context_length, 1024)
+    if is_own:
+        flags = ["--parallel", options.streams, "--ctx-size", options.streams * context]
+        flags += ["--threads", threads, "--threads-batch", threads, "--no-webui"]
+        with running(options.llama_server, "--model", file, *flags) as server:
+            small = encode({"prompt": "x", "max_tokens": 1})
+            while asyncio.run(post(server.port, small)).status != 200:  # it is loading
+                time.sleep(0.1)
+            yield server
+        return
+    settings = {
+        "--model": file,
+        "--n_ctx": context,
         "--n_threads": threads,
         "--n_threads_batch": threads,
         "--interrupt_requests": "false",  # by default, a new request ends the running one
     }
-    with running("llama_cpp.server", *chain(*options.items())) as server:
+    with running(sys.executable, "-m", "llama_cpp.server", *chain(*settings.items())) as server:
         yield server
 
 
@@ -348,7 +375,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--longest", type=int, default=120, help="new tokens of the longest text")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of 16 streams")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of streams")
+    parser.add_argument("--streams", type=int, default=16, help="long texts at the same time")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server program")
     parser.add_argument("--stream-tokens", type=int, default=200)
     parser.set_defaults(model="shakespeare")
     quick = {"clients": 8, "requests": 60, "longest": 8, "rounds": 1, "stream_tokens": 8}
