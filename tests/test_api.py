@@ -7,7 +7,7 @@ import pickle
 import shutil
 import warnings
 import weakref
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import methodcaller
 
 import numpy as np
@@ -274,7 +274,7 @@ def test_texts_and_streams_have_the_details_of_their_tokens(trained, options):
         asked, n = "logprobs" in options, options.get("logprobs", 0)
         assert text.logprobs == ([token.logprob for token in own] if asked else None)
         assert [*map(len, text.top_logprobs or [])] == [n] * len(own) * asked
-        explained = [replace(token, sequence=0) for token in own]
+        explained = [token._replace(sequence=0) for token in own]
         assert text.explanations == (explained if "explain" in options else None)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError, UsageError
-from tgen.generation.random_numbers import row_seed, uniform
+from tgen.generation.random_numbers import row_seed, uniforms
 from tgen.generation.sample import sample, softmax
 from tgen.reports.generation import RemovedCandidates
 
@@ -37,10 +37,12 @@ def test_explanations_count_removed_candidates_and_change_nothing():
 
 
 def test_random_numbers_are_a_function_of_seed_position_and_purpose():
-    seen = {uniform(s, p, purpose) for s in range(5) for p in range(40) for purpose in range(5)}
+    seeds, positions = [n // 40 for n in range(200)], [n % 40 for n in range(200)]
+    seen = {u for purpose in range(5) for u in uniforms(seeds, positions, purpose)}
     assert len(seen) == 1000
     assert all(0 <= u < 1 for u in seen)
-    assert uniform(1, 2, 3) == uniform(1, 2, 3) != uniform(1, 3, 2)
+    assert uniforms([1, 1], [2, 2], 3) == uniforms([1], [2], 3) * 2
+    assert uniforms([1], [2], 3) != uniforms([1], [3], 2)
     assert len({row_seed(7, row) for row in range(1000)}) == 1000
     assert row_seed(7, 0) == 7
     assert row_seed(2**63 - 1, 5) < 2**53

@@ -13,7 +13,6 @@ A prompt cache holds an engine's keys and values for later requests; `tgen.check
 reads and writes its files.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -37,7 +36,6 @@ from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
-_NOT_DESCRIBED = math.nan, -1, math.nan
 
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
 # can wait) is True, none will follow.
@@ -383,7 +381,8 @@ def _accept(
     expected = [token for draft in drafts for token in (*draft, None)]  # per row of the logits
     first_rows = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
     pending = [(state, first_rows[state.slot]) for state in active]  # and the row of the logits
-    accepted: list[tuple[SequenceState, int, int, partial[Token]]] = []
+    tokens: list[Token] = []
+    to_describe: list[tuple[int, int, int]] = []  # a token's number, its row, its top log-probs
     errors: dict[int, Exception] = {}
     while pending:
         confirmed = []
@@ -397,35 +396,28 @@ def _accept(
             except Exception as error:
                 errors[state.number] = error
                 continue
-            make_token = partial(
-                Token,
-                sequence=state.number,
-                id=token,
-                text=text,
-                removed=removed,
-                finish=finish,
-                complete=not finish or state.complete,
-            )
-            accepted.append((state, row, token, make_token))
+            if state.described:
+                to_describe.append((len(tokens), row, state.sampling.logprobs))
+            complete = not finish or state.complete
+            tokens.append(Token(state.number, token, text, removed, finish, complete))
             if token == expected[row] and not finish:
                 confirmed.append((state, row + 1))
         pending = confirmed
-    to_describe = [(row, token) for state, row, token, _ in accepted if state.described]
-    descriptions = iter(_describe(logits, to_describe))
-    tokens = []
-    for state, row, token, make_token in accepted:
-        logprob, rank, entropy = next(descriptions) if state.described else _NOT_DESCRIBED
-        top = most_likely(logits[row], state.sampling.logprobs, token, logprob)
-        tokens.append(make_token(logprob=logprob, rank=rank, entropy=entropy, top_logprobs=top))
+    if to_describe:
+        _describe(logits, tokens, to_describe)
     return tokens, errors
 
 
-def _describe(logits: Logits, tokens: list[tuple[int, int]]) -> list[tuple[float, int, float]]:
-    """Describe tokens, each with its row of the logits."""
-    if not tokens:
-        return []
-    rows, ids = map(list, zip(*tokens, strict=True))
-    return describe(select_rows(logits, rows), ids)
+def _describe(logits: Logits, tokens: list[Token], numbers: Sequence[tuple[int, int, int]]) -> None:
+    """Add what was requested to some tokens: their number, their row of the logits, and how many of
+    the most likely ones."""
+    ids = [tokens[i].id for i, _, _ in numbers]
+    descriptions = describe(select_rows(logits, [row for _, row, _ in numbers]), ids)
+    for (i, row, n_top), (logprob, rank, entropy) in zip(numbers, descriptions, strict=True):
+        top = most_likely(logits[row], n_top, tokens[i].id, logprob)
+        tokens[i] = tokens[i]._replace(
+            logprob=logprob, rank=rank, entropy=entropy, top_logprobs=top
+        )
 
 
 def extract_prompt_cache(engine: Engine, tokens: Sequence[int]) -> PromptCache | None:

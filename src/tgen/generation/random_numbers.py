@@ -28,11 +28,6 @@ def sample_seed(seed: int, sample: int) -> int:
     return seed if sample == 0 else _random(seed, sample, SAMPLE) >> 11
 
 
-def uniform(seed: int, position: int, purpose: int) -> float:
-    """Return a uniform random number in [0, 1)."""
-    return float(_random(seed, position, purpose) >> 11) * 2.0**-53
-
-
 def _random(seed: int, position: int, purpose: int) -> int:
     """Return 64 bits of a counter-based generator (Philox, Salmon et al. 2011)."""
     return _block(seed, position // _BLOCK, purpose)[position % _BLOCK]
@@ -47,5 +42,7 @@ def _block(seed: int, block: int, purpose: int) -> list[int]:
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> list[float]:
     """Return a uniform random number in [0, 1) per sequence."""
-    pairs = zip(seeds, positions, strict=True)
-    return [uniform(seed, position, purpose) for seed, position in pairs]
+    return [
+        (_block(seed, position // _BLOCK, purpose)[position % _BLOCK] >> 11) * 2.0**-53
+        for seed, position in zip(seeds, positions, strict=True)
+    ]

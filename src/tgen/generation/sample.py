@@ -23,8 +23,6 @@ from tgen.reports.generation import RemovedCandidates
 
 Ids = NDArray[np.int64]
 SortedLogits = NDArray[np.float64]
-_COMPILED_SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
-_MIN_TEMPERATURE = 1e-3  # of float32 exponents
 
 
 def sort_candidates(logits: Logits, k: int) -> tuple[Ids, SortedLogits]:
@@ -140,8 +138,8 @@ def sample(
     If there are `explanations`, one list per row, what each sampler removes is appended to them.
     """
     sampler = None if explanations else row_sampler()
-    if sampler and _is_compiled(sampling) and logits.dtype == np.float32:
-        tokens = sampler.sample(logits, uniforms(seeds, positions, TOKEN), sampling)
+    if sampler and sampler.accepts(sampling) and logits.dtype == np.float32:
+        tokens = sampler.sample(logits, uniforms(seeds, positions, TOKEN))
         if -1 in tokens:
             raise _not_finite()
         return tokens
@@ -173,18 +171,6 @@ def sample(
 
 def _not_finite() -> ModelError:
     return ModelError("the model's logits are not finite", "use another, undamaged model")
-
-
-def _is_compiled(sampling: SamplingConfig) -> bool:
-    """Whether only top-k, top-p, min-p and temperature are active, in this order."""
-    order = [name for name in sampling.samplers if name in _COMPILED_SAMPLERS]
-    return (
-        order == _COMPILED_SAMPLERS
-        and sampling.typical_p == 1
-        and not sampling.top_n_sigma
-        and not sampling.xtc_probability
-        and _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
-    )
 
 
 def enabled_samplers(

@@ -257,11 +257,11 @@ def sample_tokens(
     waiting = [*groups.values()]
     while waiting:
         group = waiting.pop()
-        states, rows = map(list, zip(*group, strict=True))
+        states = [state for state, _ in group]
         sampling = states[0].sampling
         removed: list[list[RemovedCandidates]] = [[] for _ in group]
         try:
-            group_logits = select_rows(logits, rows)
+            group_logits = select_rows(logits, [row for _, row in group])
             if any(state.changes_logits for state in states):
                 group_logits = group_logits.copy()
                 for state, row in zip(states, group_logits, strict=True):
@@ -284,6 +284,6 @@ def sample_tokens(
             else:
                 errors[states[0].number] = error
             continue
-        numbers = [state.number for state in states]
-        samples |= zip(numbers, zip(ids, removed, strict=True), strict=True)
+        for state, token, steps in zip(states, ids, removed, strict=True):
+            samples[state.number] = token, steps
     return samples

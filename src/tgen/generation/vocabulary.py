@@ -15,6 +15,7 @@ from tgen.generation.words import KnownWords, WordTokens, split_words, starts_in
 if TYPE_CHECKING:
     from tgen.generation.constrained import Grammars
 
+_MAX_PIECES = 1 << 14  # tokens whose bytes are stored
 _MAX_WORD_TEXTS = 8  # whose words are stored
 
 
@@ -37,6 +38,7 @@ class Vocabulary:
         self._impossible = lru_cache(maxsize=4)(self._find_impossible)
         self.ends, self.encode = frozenset(ends), lru_cache(maxsize=1000)(encode)
         self._tokens = tokens
+        self.bytes_of = lru_cache(maxsize=_MAX_PIECES)(self._bytes_of)
         self.completions = lru_cache(maxsize=1000)(self._completions)
         self._known_words = lru_cache(maxsize=_MAX_WORD_TEXTS)(self._find_words)
 
@@ -45,7 +47,7 @@ class Vocabulary:
         """Number of tokens; a number above all ids for a vocabulary without bytes."""
         return len(self._tokens) or 1 << 63
 
-    def bytes_of(self, token: int) -> bytes:
+    def _bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; none for end tokens and ids past the vocabulary."""
         known = token < len(self._tokens) and token not in self.ends
         return self._tokens[token] if known else b""

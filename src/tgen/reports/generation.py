@@ -1,8 +1,9 @@
 """A generated token, what samplers removed before it was sampled, the distribution it was sampled
 from, a generated text, its rates."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 from tgen.config import SamplingConfig
@@ -49,20 +50,20 @@ class SamplingDistribution:
 Finish = Literal["stop", "length", "context"]  # end token or stop string, -n, full context
 
 
-@dataclass(frozen=True, kw_only=True)
-class Token:
+class Token(NamedTuple):
     """One generated token."""
 
     sequence: int  # number of the request
     id: int
     text: bytes  # text that can be shown now: no part of a possible stop string
-    logprob: float  # nats, under the model's own distribution; NaN unless requested
-    rank: int  # 0 is the most likely token; -1 unless requested
-    entropy: float  # nats, of that distribution; NaN unless requested
-    top_logprobs: list[tuple[int, float]]  # ids and nats of the most likely tokens, if requested
     removed: list[RemovedCandidates]  # by the samplers in order, if requested
     finish: Finish | None  # why the sequence ends here
     complete: bool  # False: the sequence ends without satisfying its constraint
+    # The following are set if they are requested.
+    logprob: float = math.nan  # nats, under the model's own distribution
+    rank: int = -1  # 0 is the most likely token
+    entropy: float = math.nan  # nats, of that distribution
+    top_logprobs: Sequence[tuple[int, float]] = ()  # ids and nats of the most likely tokens
 
     @property
     def last(self) -> bool:
@@ -104,7 +105,7 @@ class TextDetails:
             self.logprobs.append(token.logprob)
             self.top_logprobs.append(dict(token.top_logprobs))
         if self.explanations is not None:
-            self.explanations.append(replace(token, sequence=0))  # not its number in a batch
+            self.explanations.append(token._replace(sequence=0))  # not its number in a batch
 
 
 class Text(str, TextDetails):

@@ -44,13 +44,16 @@ from tgen.engine.cpu.simd import (
     element,
     exp,
     exp_vector,
+    integer,
     larger,
     load,
     loop,
     reduce,
+    store,
 )
 
 _FIRST_CANDIDATES, _GROWTH = 64, 16  # sorted at first; how many times as many next
+_PARTS, _MIN_PART = 128, 8  # of a row, whose maxima bound the best numbers; their size
 _WIDE = ir.VectorType(f64, LANES)
 _WIDE_ZEROS = ir.Constant(_WIDE, [0.0] * LANES)
 _F = np.float32
@@ -79,6 +82,15 @@ def _vector_exp_sum(b, x, n, maximum, factor):
     return reduce(b, new[0], add)
 
 
+@primitive(address, i64, f32, f32)
+def _exponentiate(b, x, n, maximum, factor):
+    """x[i] = e^(factor * (x[i] - maximum)) for n numbers, rounded up to whole vectors."""
+    with loop(b, n, 0, step=LANES) as (j, _, _):
+        pointer = element(b, x, j, 4)
+        shifted = b.fsub(load(b, pointer, VECTOR), broadcast(b, maximum))
+        store(b, exp_vector(b, b.fmul(shifted, broadcast(b, factor))), pointer)
+
+
 @primitive(address, i64, f32)
 def _vector_weighted_sum(b, x, n, maximum):
     """The sum of e^s * s, s = x[i] - maximum, over n numbers in whole vectors."""
@@ -96,6 +108,33 @@ def _vector_count_above(b, x, n, limit):
         above = b.fcmp_ordered(">", load(b, element(b, x, j, 4), VECTOR), broadcast(b, limit))
         new.append(b.fadd(count, b.select(above, ir.Constant(VECTOR, [1.0] * LANES), ZEROS)))
     return reduce(b, new[0], add)
+
+
+@primitive(address, i64, address)
+def _part_maxima(b, x, n, out):
+    """The largest of each of _PARTS parts of n numbers, a multiple of _PARTS."""
+    lowest, n_vectors = ir.Constant(VECTOR, [-np.inf] * LANES), _PARTS // LANES
+    with loop(b, n, n_vectors, step=_PARTS, start=lowest) as (j, most, new):
+        for u, vector in enumerate(most):
+            pointer = b.add(element(b, x, j, 4), integer(4 * LANES * u))
+            new.append(larger(b, load(b, pointer, VECTOR), vector))
+    for u, vector in enumerate(new):
+        store(b, vector, b.add(out, integer(4 * LANES * u)))
+
+
+@compiled(result=f32)
+def _lower_bound(x, n, k, maximum, scratch):
+    """A number that k or more of the n numbers exceed, and few others, or -inf."""
+    if n < _MIN_PART * _PARTS:
+        return _F(-np.inf)
+    _part_maxima(x, n // _PARTS * _PARTS, scratch)
+    bound, step = _F(-np.inf), _F(32)
+    while step > 0.1:
+        tried = max(bound, maximum - _F(64)) + step
+        if _vector_count_above(scratch, _PARTS, tried) >= k:
+            bound = tried
+        step *= _F(0.5)
+    return bound
 
 
 @compiled(result=f32)
@@ -147,23 +186,21 @@ def _sift_down(ids, values, i, n):
 
 
 @compiled
-def _sort_best(x, n, k, ids, values):
+def _sort_best(x, n, k, maximum, ids, values):
     """Write the k best tokens, best first, equals by ascending id; return how many there are, fewer
     if other logits are -inf."""
-    found, i = 0, 0
+    found, i, bound = 0, 0, _lower_bound(x, n, k, maximum, values)
     while i < n:
         # Skip vectors without a better number.
-        if (
-            found == k
-            and i + LANES <= n
-            and _vector_count_above(x + i * 4, LANES, load_float(values, 0)) == 0
-        ):
+        if found == k:
+            bound = load_float(values, 0)
+        if i + LANES <= n and _vector_count_above(x + i * 4, LANES, bound) == 0:
             i += LANES
             continue
         end = min(n, i + LANES)
         while i < end:
             value = load_float(x, i)
-            if found < k and value > -np.inf:
+            if found < k and value > bound:
                 store_int(ids, found, i)
                 store_float(values, found, value)
                 found += 1
@@ -216,14 +253,15 @@ def _sample_candidate(request, maximum, found, is_all):
             return -1
         found, is_all = kept, True
     total = 0.0
+    _exponentiate(values, found, maximum, factor)
     if is_all:
         for i in range(found):
-            total += exp((load_float(values, i) - maximum) * factor)
+            total += load_float(values, i)
     else:
         total = _exp_sum(x, n, maximum, factor)
     limit, sum_so_far = load_double(request, UNIFORM) * total, 0.0
     for i in range(found):
-        sum_so_far += exp((load_float(values, i) - maximum) * factor)
+        sum_so_far += load_float(values, i)
         if sum_so_far > limit:
             return load_int(ids, i)
     return load_int(ids, found - 1) if is_all else -1
@@ -235,7 +273,7 @@ def sample_row(request):
     or -1 if the largest logit is not finite.
 
     `LOG_MIN_P` is the logarithm of min-p, and top-k 0 keeps all. `CANDIDATES_PTR` and
-    `CANDIDATE_LOGITS_PTR` have room for n int64 and float32 numbers.
+    `CANDIDATE_LOGITS_PTR` have room for n int64 numbers and whole vectors of n float32 numbers.
     """
     x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
     ids, values = (
@@ -245,7 +283,7 @@ def sample_row(request):
     top_k, maximum = int(load_double(request, TOP_K)), _maximum(x, n)
     token, k = -1, min(n, top_k if top_k else _FIRST_CANDIDATES)
     while token < 0 and np.isfinite(maximum):
-        found = _sort_best(x, n, k, ids, values)
+        found = _sort_best(x, n, k, maximum, ids, values)
         token = _sample_candidate(request, maximum, found, top_k > 0 or k == n or found < k)
         k = min(n, _GROWTH * k)
     store_double(request, RESULT, np.float64(token))
