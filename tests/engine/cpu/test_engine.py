@@ -415,6 +415,8 @@ def test_late_helper_claims_nothing():
     number = int(pool._memory[0, 0])
     expected = shallow.extend([IDS], every_position=True)
     before = [buffer.copy() for buffer in shallow._runner._buffers.values()]
+    for pointer in ("LAYERS_PTR", "TOKENS_PTR", "SPANS_PTR", "SEQUENCES_PTR"):
+        pool._job[getattr(job_layout, pointer)] = 0  # as if that memory was freed
     newest = np.zeros(1, np.int64)  # as it was when the helper looked
     for late in range(max(0, number - 30), number + 2):
         newest[0] = late

@@ -443,7 +443,7 @@ def _logits(job, ticket, phase, scratch):
     """The last phase: logits of the first tokens, which need them."""
     n_logits, n_rows = load_int(job, N_LOGITS), load_int(job, VOCAB_SIZE)
     last, step = load_int(job, N_LAYERS), load_int(job, D_MODEL_PADDED)
-    size, inputs, bias = _rows_per_chunk(job, n_rows), 0, _weights(job, last, LM_HEAD_BIAS)
+    size, inputs = _rows_per_chunk(job, n_rows), 0
     n_chunks = (n_rows + size - 1) // size
     if n_logits == 0:
         return
@@ -452,7 +452,7 @@ def _logits(job, ticket, phase, scratch):
             inputs = _product_inputs(job, last, QKV, n_logits, scratch)
         a, b = chunk * size, min(n_rows, (chunk + 1) * size)
         padded = (n_rows + PANEL - 1) // PANEL * PANEL
-        logits = load_int(job, LOGITS_PTR)
+        logits, bias = load_int(job, LOGITS_PTR), _weights(job, last, LM_HEAD_BIAS)
         _multiply(job, last, LM_HEAD, a, b, step, inputs, n_logits, logits, padded, scratch)
         for i in range(n_logits if bias != 0 else 0):
             add_row(logits + i * padded * 4, 0, bias, a, b)
