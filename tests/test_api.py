@@ -211,7 +211,7 @@ def test_prompt_cache_of_another_model_is_refused(trained, other_weights, tmp_pa
     elif difference == "adapter":
         options["adapter"] = save_adapter(tmp_path / "adapter", options["path"])
     else:
-        options[difference] = {"dtype": "int8", "cache_dtype": "float16"}[difference]
+        options[difference] = {"dtype": "int8", "cache_dtype": "int8"}[difference]
     other = tgen.load(**options)
     for use in (
         methodcaller("generate", "What is", prompt_cache=cache),

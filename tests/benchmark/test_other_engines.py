@@ -170,7 +170,7 @@ def test_transformers_cache_has_as_many_bytes_as_ours(save):
             ).cache_bytes
             assert run_trial(other, test).cache_bytes == expected > 0
         other.prepare(Workload(n_gen=4, n_depth=3))
-        assert other.cache_bytes == 3 * bundle.config.cache_bytes_per_token
+        assert other.cache_bytes == 3 * bundle.config.cache_bytes_per_token()
 
 
 def test_transformers_class_without_a_cache_reports_zero_bytes(save):

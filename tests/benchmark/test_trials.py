@@ -97,7 +97,7 @@ def test_engine_processes_the_same_tokens_and_reuses_the_depth(family):
     parts = [tokens[:7], tokens[7:12], tokens[12:13], tokens[13:14]]
     once = [[part] * 3 for part in parts]
     assert passes == [*once, *once[1:]]  # the depth is processed once
-    assert trials[0].cache_bytes == 3 * 14 * engine.model.config.cache_bytes_per_token
+    assert trials[0].cache_bytes == 3 * 14 * engine.model.config.cache_bytes_per_token()
     run_trial(backend, Workload(n_gen=1))
     assert engine.lengths == [1]
 
@@ -175,7 +175,7 @@ def test_lower_bound_sums_over_passes(family):
     cost = pass_cost(config, shapes, "float32")
     both = cost.weights + cost.output_weights
     assert cost.weight_bytes == 4 * both
-    half = pass_cost(config, shapes, "bfloat16", half_cache=True)
+    half = pass_cost(config, shapes, "bfloat16", cache_dtype="float16")
     assert (half.weight_bytes, half.key_bytes) == (2 * both, cost.key_bytes / 2)
     # Counted from the model's own layers.
     parameters = model.named_parameters()

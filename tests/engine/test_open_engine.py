@@ -115,14 +115,16 @@ def test_only_the_kernels_choose_the_dtype_of_the_cache():
         ("int8", None, "float16"),
         ("int8", "float32", "float32"),
         (None, "float16", "float16"),
+        (None, "int8", "int8"),
     ]:
         bundle = replace(BUNDLE, arrays=dict(BUNDLE.arrays))
         engine = open_engine(
             bundle, EngineOptions(device="cpu", dtype=dtype, cache_dtype=cache, threads=1)
         )
         assert engine.cache_dtype == expected
-    with pytest.raises(UsageError, match="cache_dtype float16 needs the compiled kernels"):
-        open_engine(bundle, EngineOptions(device="cpu", kind="torch", cache_dtype="float16"))
+    for cache in ("float16", "int8"):
+        with pytest.raises(UsageError, match=f"cache_dtype {cache} needs the compiled kernels"):
+            open_engine(bundle, EngineOptions(device="cpu", kind="torch", cache_dtype=cache))
 
 
 def test_weights_keep_the_dtype_of_the_file_by_default():

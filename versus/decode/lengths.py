@@ -11,13 +11,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import torch
 
 from tgen.benchmark.kv_cache import fit_line
 from tgen.benchmark.statistics import timing
-from tgen.config import STORED_BYTES
+from tgen.config import STORED_BYTES, CacheDtype
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.weights import pack_weights
 from versus import harness
@@ -52,7 +53,7 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     n_threads = options.threads
     weights = pack_weights(config, dict(arrays), options.dtype, n_threads=n_threads)
-    engine = CpuEngine(weights, n_threads=n_threads)
+    engine = CpuEngine(weights, n_threads=n_threads, cache_dtype=options.cache_dtype)
     ids = np.random.default_rng(1).integers(config.vocab_size, size=lengths[-1]).tolist()
     engine.extend([ids])
     cache = engine.keys_and_values()
@@ -70,7 +71,7 @@ def measure(options: argparse.Namespace) -> None:
     line = fit_line(lengths, timings)
     bandwidth = statistics.median(bandwidths)
     weight_bytes = STORED_BYTES[options.dtype] * sum(a.size for a in arrays.values())
-    per_token = config.cache_bytes_per_token // (1 if engine.cache_dtype == "float32" else 2)
+    per_token = config.cache_bytes_per_token(engine.cache_dtype)
     rows = [["context depth", "ms per token", "fitted", "% of bandwidth"]]
     for length, taken in zip(lengths, timings, strict=True):
         n_bytes = weight_bytes + length * per_token
@@ -78,7 +79,8 @@ def measure(options: argparse.Namespace) -> None:
         rows.append(
             [f"{length}", f"{taken.median * 1e3:.3f}", f"{line.at(length) * 1e3:.3f}", percent]
         )
-    options.result = f"lengths_{options.shape}_{options.dtype}.json"
+    suffix = f"_cache_{options.cache_dtype}" if options.cache_dtype else ""
+    options.result = f"lengths_{options.shape}_{options.dtype}{suffix}.json"
     harness.save(
         options,
         {
@@ -102,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = harness.make_parser(__doc__, "lengths_SHAPE_DTYPE.json")
     parser.add_argument("--shape", choices=list(SHAPES), default="12M")
     parser.add_argument("--dtype", choices=list(STORED_BYTES), default="float32")
+    parser.add_argument("--cache-dtype", choices=get_args(CacheDtype), help="of keys and values")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     lengths = [64 << i for i in range(8)]

@@ -73,9 +73,9 @@ def pass_cost(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: StoredAs,
     *,
-    half_cache: bool = False,
+    cache_dtype: str = "float32",
 ) -> PassCost:
-    """Return the cost of a model's forward passes, keys and values in float32 or 16 bits.
+    """Return the cost of a model's forward passes, keys and values in a dtype.
 
     `shapes` maps tgen's names of the arrays to their shapes.
     """
@@ -91,7 +91,7 @@ def pass_cost(
         weight_bytes=weights * STORED_BYTES[dtype]
         + output_weights * STORED_BYTES[output_dtype(dtype)],
         key_flops=4 * config.n_layers * config.n_heads * config.head_dim,
-        key_bytes=config.cache_bytes_per_token / (2 if half_cache else 1),
+        key_bytes=config.cache_bytes_per_token(cache_dtype),
         windows={window: n / config.n_layers for window, n in Counter(windows).items()},
     )
 

@@ -138,7 +138,7 @@ def open_setups(
                     bundle.config,
                     shapes,
                     engine.dtype,
-                    half_cache=engine.cache_dtype != "float32",
+                    cache_dtype=engine.cache_dtype,
                 ),
                 peak=None,
             )

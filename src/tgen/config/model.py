@@ -288,10 +288,11 @@ class ModelConfig:
         local = self.local_rope_theta is not None and self.window(layer) is not None
         return "local" if local else "global"
 
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in float32, over all layers."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * 4
+    def cache_bytes_per_token(self, dtype: str = "float32") -> int:
+        """Bytes of one token's keys and values, over all layers; in int8, each vector has a float32
+        scale."""
+        n_bytes = {"float32": 4, "int8": 1}.get(dtype, 2) * self.head_dim
+        return 2 * self.n_layers * self.n_kv_heads * (n_bytes + 4 * (dtype == "int8"))
 
 
 def _require_factor(name: str, value: float) -> None:

@@ -13,7 +13,7 @@ from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
 StoredAs = Literal["float32", "bfloat16", "int8", "int4"]  # dtype of the weights in memory
-CacheDtype = Literal["float32", "float16"]  # dtype of cached keys and values
+CacheDtype = Literal["float32", "float16", "int8"]  # dtype of cached keys and values
 # Type of the matrices in a GGUF file: llama.cpp's names in lower case.
 GgufType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
 # Bytes per parameter, scales and minima included.

@@ -33,7 +33,7 @@ def summarize(bundle: ModelBundle, found_by: str = "") -> ModelSummary:
         n_parameters=sum(count for _, _, count, _ in parameters),
         n_embedding_parameters=sum(n for name, _, n, _ in parameters if "embedding" in name),
         weight_bytes=sum(array.nbytes for array in bundle.arrays.values()),
-        cache_bytes_per_token=config.cache_bytes_per_token,
+        cache_bytes_per_token=config.cache_bytes_per_token(),
         attention_bytes=4 * config.n_heads * config.context_length**2,
         found_by=found_by,
     )

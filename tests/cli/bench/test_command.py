@@ -25,7 +25,7 @@ def test_every_length_is_timed_and_the_cache_is_verified(family):
     lengths = [r for r in reports if isinstance(r, LengthReport)]
     assert [r.length for r in lengths] == [16, 32, 48]
     for r in lengths:
-        assert r.cache_bytes == r.length * engine.model.config.cache_bytes_per_token
+        assert r.cache_bytes == r.length * engine.model.config.cache_bytes_per_token()
         keys = KVCache(engine.model.config, 1, device=engine.device, dtype=torch.float32)
         keys.extend(64)  # storage for exactly 64 tokens
         stored = sum(t.untyped_storage().nbytes() for t in keys.keys + keys.values)
@@ -81,7 +81,7 @@ def test_kv_cache_mode_prints_its_results(trained):
     arguments = ("bench", "--kv-cache", "-m", trained, "-r", 2)
     measured = json.loads(tgen(*arguments, "--json").stdout)
     assert measured["verdict"]["identical"] is True
-    computed = config.cache_bytes_per_token
+    computed = config.cache_bytes_per_token()
     assert computed == 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4
     assert measured["cache_bytes_per_token"] == computed
     for row in measured["lengths"]:

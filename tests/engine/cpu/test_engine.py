@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -308,7 +309,7 @@ def test_int8_scales_round_up_to_float16(magnitude):
     assert np.isfinite(scales).all()
 
 
-@pytest.mark.parametrize("cache", ["float32", "float16"])
+@pytest.mark.parametrize("cache", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_long_pasts_are_the_same_however_they_are_divided(name, cache):
     """A pass of few tokens divides the keys of a head among threads, a prefill or a batch not."""
@@ -324,6 +325,8 @@ def test_long_pasts_are_the_same_however_they_are_divided(name, cache):
         assert np.array_equal(engine.extend([ids[1100:1110]])[0], prefill[1109])
         for position in range(1110, 1113):
             assert np.array_equal(engine.extend([[ids[position]]])[0], prefill[position])
+        engine.rewind([1100])
+        assert np.array_equal(engine.extend([ids[1100:1113]])[0], prefill[1112])
         engine.select([0] * 30)
         assert np.array_equal(engine.extend([[ids[1113]]] * 30), prefill[[1113] * 30])
 
@@ -340,6 +343,36 @@ def test_float16_cache_holds_rounded_keys_and_values():
     other = make_engine(model, cache="float16")
     other.restore(*narrow.keys_and_values())
     assert np.array_equal(other.extend([IDS[:1]]), narrow.extend([IDS[:1]]))
+
+
+def test_int8_cache_holds_rounded_keys_and_values():
+    """A restored cache has the same integers and scales."""
+    model = make_model(**SHAPES["qwen3"])
+    wide, narrow = make_engine(model), make_engine(model, cache="int8")
+    logits, expected = narrow.extend([IDS]), wide.extend([IDS])
+    for ours, theirs in zip(narrow.keys_and_values(), wide.keys_and_values(), strict=True):
+        scales = np.abs(theirs[0]).max(axis=-1, keepdims=True) / 127
+        assert 0.45 < (np.abs(ours[0] - theirs[0]) / scales).max() < 0.51
+    assert 0 < np.abs(logits - expected).max() < 2e-2
+    size = model.config.head_dim
+    assert narrow.cache_bytes * 4 * size == wide.cache_bytes * (size + 4)
+    other = make_engine(model, cache="int8")
+    other.restore(*narrow.keys_and_values())
+    for ours, theirs in zip(other.keys_and_values(), narrow.keys_and_values(), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert np.array_equal(other.extend([IDS[:1]]), narrow.extend([IDS[:1]]))
+
+
+def test_tiny_keys_are_zero_in_an_int8_cache():
+    model = make_model(**SHAPES["qwen3"])
+    arrays = model.to_arrays()
+    arrays["blocks.1.attention.k_norm.weight"][:] = 1e-36
+    engine = cpu_engine(model.config, arrays, n_threads=1, cache_dtype="int8")
+    assert np.isfinite(engine.extend([IDS])).all()
+    keys, _ = engine.keys_and_values()
+    assert not keys[1].any()
+    engine.restore(*engine.keys_and_values())
+    assert np.isfinite(engine.extend([IDS[:1]])).all()
 
 
 @compiled
@@ -368,9 +401,14 @@ def test_float16_conversion_rounds_as_numpy_does(has_instruction, monkeypatch):
     assert np.array_equal(wide, expected.astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("cache", ["float32", "float16"])
-@pytest.mark.parametrize("name", ["feed_forward_norm", "attention.q_norm"])
+@pytest.mark.parametrize(
+    ("dtype", "cache"),
+    [
+        *product(["float32", "bfloat16", "int8", "int4"], ["float32", "float16"]),
+        ("float32", "int8"),
+    ],
+)
+@pytest.mark.parametrize("name", ["feed_forward_norm", "attention.q_norm", "attention.k_norm"])
 def test_nan_in_the_weights_reaches_the_logits(dtype, cache, name):
     model = make_model(**SHAPES["qwen3"])
     arrays = model.to_arrays()

@@ -55,9 +55,7 @@ def run_kv_cache(options: BenchOptions) -> None:
         verdict = verify_cache(engine, text[: max(1, n_tokens // 4)], VERDICT_TOKENS)
     cached = fit_line(lengths, [report.cached for report in reports])
     uncached = fit_line(lengths, [report.uncached for report in reports])
-    computed = model.bundle.config.cache_bytes_per_token
-    if engine.cache_dtype != "float32":
-        computed //= 2
+    computed = model.bundle.config.cache_bytes_per_token(engine.cache_dtype)
     if options.output == "json":
         fields = {
             "seed": options.seed,

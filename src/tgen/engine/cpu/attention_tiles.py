@@ -6,24 +6,31 @@ from typing import Any
 
 from llvmlite import ir
 
-from tgen.engine.cpu.intrinsics import address, f32, i64, primitive
-from tgen.engine.cpu.job_layout import CACHE_LINE, FLOAT16, FLOAT32, LANES, QUERIES
+from tgen.engine.cpu.intrinsics import address, f32, i32, i64, primitive
+from tgen.engine.cpu.job_layout import CACHE_LINE, FLOAT16, FLOAT32, INT8, LANES, QUERIES, TINY
 from tgen.engine.cpu.simd import (
+    I8,
+    INTEGERS,
     VECTOR,
     broadcast,
     element,
     fma,
     integer,
+    larger_integer,
     load,
     load_float16,
+    load_int8,
     loop,
+    magnitude_bits,
     offset,
     prefetch,
+    reduce,
     store,
     to_float16,
+    to_integers,
 )
 
-_BYTES = {FLOAT32: 4, FLOAT16: 2}
+_BYTES = {FLOAT32: 4, FLOAT16: 2, INT8: 1}
 _PREFETCH_BYTES = 4096  # from the values in use to those that are fetched meanwhile
 
 
@@ -95,8 +102,44 @@ def store_float16(b, base, i, vector, step):
         store(b, b.extract_element(numbers, integer(lane)), pointer, align=2)
 
 
+@primitive(address, i64)
+def find_scale(b, vector, n):
+    """The scale of n numbers in whole vectors as int8: the largest magnitude / 127, rounded up to
+    16 significant bits. So 127 scales are a float32, and the numbers that int8 numbers and a scale
+    make have the same ones again. Scales of tiny numbers are 0."""
+    start = ir.Constant(INTEGERS, [0] * LANES)
+    with loop(b, n, 1, step=LANES, start=start) as (j, (most,), new):
+        numbers = load(b, element(b, vector, j, 4), VECTOR)
+        new.append(larger_integer(b, magnitude_bits(b, numbers), most))
+    largest = b.bitcast(reduce(b, new[0], larger_integer), f32)
+    bits = b.bitcast(b.fdiv(largest, ir.Constant(f32, 127.0)), i32)
+    scale = b.and_(b.add(bits, ir.Constant(i32, 0xFF)), ir.Constant(i32, ~0xFF))
+    is_tiny = b.fcmp_ordered("<", largest, ir.Constant(f32, TINY))
+    return b.select(is_tiny, ir.Constant(f32, 0.0), b.bitcast(scale, f32))
+
+
+@primitive(address, i64, address, i64, f32)
+def store_int8(b, base, i, vector, step, inverse):
+    """Round a vector of LANES numbers times `inverse`, the scale's, to int8, and store them as
+    numbers i, i + step, ... after the address."""
+    numbers = b.trunc(to_integers(b, load(b, vector, VECTOR), inverse), ir.VectorType(I8, LANES))
+    for lane in range(LANES):
+        pointer = b.add(base, b.add(i, b.mul(step, integer(lane))))
+        store(b, b.extract_element(numbers, integer(lane)), pointer, align=1)
+
+
+@primitive(address, address, i64)
+def multiply(b, x, y, n):
+    """x[i] *= y[i] for n numbers, rounded up to whole vectors."""
+    with loop(b, n, 0, step=LANES) as (j, _, _):
+        one, two = (element(b, start, j, 4) for start in (x, y))
+        store(b, b.fmul(load(b, one, VECTOR), load(b, two, VECTOR)), one)
+
+
 def _load(b: ir.IRBuilder, pointer: ir.Value, dtype: int) -> ir.Value:
-    return load(b, pointer, VECTOR) if dtype == FLOAT32 else load_float16(b, pointer)
+    if dtype == FLOAT32:
+        return load(b, pointer, VECTOR)
+    return load_float16(b, pointer) if dtype == FLOAT16 else load_int8(b, pointer)
 
 
 @contextmanager

@@ -39,17 +39,17 @@ from tgen.engine.cpu.job_layout import (  # isort: skip
     ACTIVATION, AFTER_ROPE, ATTENTION_INPUTS_PTR, ATTENTION_NORM, ATTENTION_OUTPUT_NORM, BFLOAT16,
     CAPACITY, CHUNKS_PER_THREAD, COS_PTR, DOWN, DTYPES, D_FF, D_FF_PADDED, D_MODEL, D_MODEL_PADDED,
     EACH_HEAD, EMBEDDING, EMBEDDING_SCALE_BITS, EPS_BITS, FEED_FORWARD_NORM,
-    FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT32, GATE, GATE_BIAS, GEGLU, GROUP,
-    HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
-    INPUT_DTYPE, KEYS_PER_RANGE, KEYS_PTR, K_NORM, LANES, LAYERS_PTR, LAYER_NORM, LM_HEAD,
-    LM_HEAD_BIAS, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR, NORM_PLACEMENT, N_HEADS,
-    N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES, N_ROTATED, N_SPANS,
-    N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR, PHASES_PER_LAYER, POSITION,
-    POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES, QUEUE_PTR, Q_NORM,
-    RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR, SEQUENCE,
-    SEQUENCES_PTR, SEQUENCE_COLUMNS, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET, SWIGLU,
-    TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS,
-    VALUES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
+    FEED_FORWARD_OUTPUT_NORM, FIRST_PHASES, FIRST_TOKEN, FLOAT16, FLOAT32, GATE, GATE_BIAS, GEGLU,
+    GROUP, HEAD_DIM, HEAD_DIM_PADDED, HIDDEN_INPUTS_PTR, HIDDEN_OFFSET, INPUTS_OFFSET, INPUTS_PTR,
+    INPUT_DTYPE, INT8, KEYS_PER_RANGE, KEYS_PTR, KEY_SCALES_PTR, K_NORM, LANES, LAYERS_PTR,
+    LAYER_NORM, LM_HEAD, LM_HEAD_BIAS, LOCAL, LOCAL_COS_PTR, LOCAL_SIN_PTR, LOGITS_PTR,
+    NORM_PLACEMENT, N_HEADS, N_KV_HEADS, N_LAYERS, N_LOGITS, N_LOGITS_SPANS, N_PARTS, N_RANGES,
+    N_ROTATED, N_SPANS, N_THREADS, N_TOKENS, OUT, OUTPUT, OVER_HEADS, PANEL, PARTIALS_PTR,
+    PHASES_PER_LAYER, POSITION, POSITIONS, POST, PRE, QKV, QKV_BIAS, QKV_PTR, QK_NORM, QUERIES,
+    QUEUE_PTR, Q_NORM, RESIDUAL_SCALE_BITS, ROPE, SANDWICH, SCALE_BITS, SCRATCH_BYTES, SCRATCH_PTR,
+    SEQUENCE, SEQUENCES_PTR, SEQUENCE_COLUMNS, SIN_PTR, SPANS_PTR, SPAN_COLUMNS, SPARE_OFFSET,
+    SWIGLU, TABLE_COLUMNS, TILE_ROWS, TOKENS_PTR, TOKEN_COLUMNS, TOKEN_COUNT, TOKEN_ID, UP, UP_BIAS,
+    VALUES_PTR, VALUE_SCALES_PTR, VOCAB_SIZE, WINDOW, X_PTR, Y_PTR,
 )  # fmt: skip
 
 
@@ -183,9 +183,15 @@ def _project_qkv(job, layer, ticket, phase, scratch):
 
 @compiled(inline=True)
 def _cache_offset(job, layer, sequence, head):
-    """Offset of a layer's and head's keys in the storage of a sequence, in numbers."""
+    """Offset of a layer's and head's keys in the storage of a sequence, in positions."""
     block = layer * load_int(job, N_KV_HEADS) + head
-    return block * _sequence(job, sequence, CAPACITY) * load_int(job, HEAD_DIM_PADDED)
+    return block * _sequence(job, sequence, CAPACITY)
+
+
+@compiled(inline=True)
+def _scales(job, sequence, field, position):
+    """The address of a position's scale in an int8 cache; `position` is counted as above."""
+    return _sequence(job, sequence, field) + position * 4 if CACHE == INT8 else 0
 
 
 @compiled
@@ -229,9 +235,13 @@ def _cache_head(job, layer, i, head):
     offset = _cache_offset(job, layer, sequence, head)
     key = load_int(job, QKV_PTR) + (i * (n_heads + 2 * n_kv) + n_heads + head) * step * 4
     value, lane = key + n_kv * step * 4, position % LANES
-    block = offset + (position - lane) * step + lane  # see `make_scores`
-    store_cached(_sequence(job, sequence, KEYS_PTR), block, key, step, LANES)
-    store_cached(_sequence(job, sequence, VALUES_PTR), offset + position * step, value, step, 1)
+    block = (offset + position - lane) * step + lane  # see `make_scores`
+    row = offset + position
+    keys, values = _sequence(job, sequence, KEYS_PTR), _sequence(job, sequence, VALUES_PTR)
+    key_scale = _scales(job, sequence, KEY_SCALES_PTR, row)
+    value_scale = _scales(job, sequence, VALUE_SCALES_PTR, row)
+    store_cached(keys, block, key, step, LANES, key_scale)
+    store_cached(values, row * step, value, step, 1, value_scale)
 
 
 @compiled
@@ -281,7 +291,7 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
     step, group = load_int(job, HEAD_DIM_PADDED), n_heads // n_kv
     row_bytes, n_ranges = (step + LANES) * 4, load_int(job, N_RANGES)
     scale = bits_to_float(load_int(job, SCALE_BITS))
-    queries, limits = scratch, scratch + QUERIES * 8
+    queries, limits, scales = scratch, scratch + QUERIES * 8, scratch + QUERIES * 24
     results = scratch + QUERIES * 32
     scores = results + QUERIES * row_bytes
     rows = scores + QUERIES * KEYS_PER_RANGE * 4
@@ -301,11 +311,15 @@ def _attend_together(job, layer, token, kv_head, start, count, part, scratch):
             n = _token(job, token + (start + m) // group, POSITION) + 1
             store_int(limits, 2 * m, max(0, n - window - begin) if window else 0)
             store_int(limits, 2 * m + 1, min(n, end) - begin)
-        offset = (cached + begin * step) * (4 if CACHE == FLOAT32 else 2)
+        n_bytes = 4 if CACHE == FLOAT32 else 2 if CACHE == FLOAT16 else 1
+        offset = (cached + begin) * step * n_bytes
         keys = _sequence(job, sequence, KEYS_PTR) + offset
         values = _sequence(job, sequence, VALUES_PTR) + offset
         n = max(0, end - begin)
-        attend(count, queries, limits, keys, values, n, step, scale, scores, results)
+        if CACHE == INT8:
+            store_int(scales, 0, _scales(job, sequence, KEY_SCALES_PTR, cached + begin))
+            store_int(scales, 1, _scales(job, sequence, VALUE_SCALES_PTR, cached + begin))
+        attend(count, queries, limits, keys, values, scales, n, step, scale, scores, results)
         for m in range(count):
             i, head = token + (start + m) // group, kv_head * group + (start + m) % group
             row = rows + (m * n_ranges + r) * row_bytes

@@ -25,7 +25,9 @@ INT8_GROUP_BYTES, INT4_GROUP_BYTES = PANEL * (GROUP + 2), PANEL * (GROUP // 2 + 
 # A group of an input of integer products has GROUP bytes, then these numbers at these bytes.
 SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `kernels.quantize_group`
 INPUT_BYTES = GROUP + 12
-FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)  # of weights; of the KV cache: float32, float16
+FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(
+    5
+)  # of weights; of the KV cache: float32, float16, int8
 # Inputs of products are FLOAT32; BFLOAT16, rounded but stored as float32; INT8 for all integers; or
 # tiles for AMX: 16 inputs times GROUP numbers, for integers followed by the factors of each input.
 BFLOAT16_TILES, INT8_TILES = 5, 6
@@ -72,8 +74,10 @@ SPAN_COLUMNS = 2
 
 # A sequence of the KV cache: the addresses of its keys and values, and the tokens that they have
 # room for. Keys are (L, n_kv_heads, S / 16, D, 16), values (L, n_kv_heads, S, D).
-KEYS_PTR, VALUES_PTR, CAPACITY = range(3)
-SEQUENCE_COLUMNS = 3
+# In int8, each position of a head has a float32 scale: both (L, n_kv_heads, S).
+KEYS_PTR, VALUES_PTR, CAPACITY, KEY_SCALES_PTR, VALUE_SCALES_PTR = range(5)
+SEQUENCE_COLUMNS = 5
+TINY = 1e-30  # smaller numbers are 0 in an int8 cache: a scale has an inverse
 
 # A token: its id, its position, its sequence in the KV cache, and whether its logits are needed (1
 # or 0). Those whose logits are needed come first, and so do their spans.

@@ -13,7 +13,14 @@ import numpy as np
 from llvmlite import ir
 
 from tgen.engine.cpu.amx import make_multiply, make_unpack, multiply_bfloat16
-from tgen.engine.cpu.attention_tiles import make_scores, make_weighted_sum, store_float16
+from tgen.engine.cpu.attention_tiles import (
+    find_scale,
+    make_scores,
+    make_weighted_sum,
+    multiply,
+    store_float16,
+    store_int8,
+)
 from tgen.engine.cpu.compiler import Parameter, compiled
 from tgen.engine.cpu.intrinsics import (
     address,
@@ -55,14 +62,15 @@ from tgen.engine.cpu.simd import (
     I16,
     INTEGERS,
     VECTOR,
-    broadcast,
     exp,
     exp_scores,
     geglu,
     gelu_tanh,
     integer,
     integers,
+    larger_integer,
     load,
+    magnitude_bits,
     offset,
     reduce,
     relu,
@@ -70,11 +78,12 @@ from tgen.engine.cpu.simd import (
     store,
     sum_of,
     swiglu,
+    to_integers,
 )
 from tgen.engine.cpu.tiles import make_read, make_tile, offset_factor, tile_shapes
 
 # Machine code is compiled for one dtype of the inputs of products, unless they are tiles (FLOAT32,
-# BFLOAT16 or INT8), and for one of the KV cache (FLOAT32 or FLOAT16).
+# BFLOAT16 or INT8), and for one of the KV cache (FLOAT32, FLOAT16 or INT8).
 INPUTS: Any = Parameter()
 CACHE: Any = Parameter()
 _F = np.float32
@@ -110,27 +119,19 @@ def _rounded_bits(b, numbers):
     return b.select(b.icmp_signed("==", exponent, integers(0)), integers(0), upper)
 
 
-def _larger_integer(b, x, y):
-    return b.select(b.icmp_signed(">", x, y), x, y)
-
-
 @primitive(address, address, address, i64)
 def quantize_group(b, x, out, factors, step):
     """Write GROUP float32 numbers as an input of integer products: integers from -127 to 127; then
     at `factors`, and each `step` bytes after it, the scale, which is the largest magnitude / 127,
     where the sums of int8 products begin, and the rounded numbers' sum."""
     halves = [load(b, b.add(x, integer(4 * LANES * half)), VECTOR) for half in range(2)]
-    # The largest magnitude is that of the largest integer without the sign; NaN is above all.
-    positive = integers(0x7FFFFFFF)
-    one, two = (b.and_(b.bitcast(half, INTEGERS), positive) for half in halves)
-    largest = b.bitcast(reduce(b, _larger_integer(b, one, two), _larger_integer), f32)
+    one, two = (magnitude_bits(b, half) for half in halves)
+    largest = b.bitcast(reduce(b, larger_integer(b, one, two), larger_integer), f32)
     is_zero = b.fcmp_ordered("==", largest, ir.Constant(f32, 0.0))
     inverse = b.fdiv(ir.Constant(f32, 127.0), b.select(is_zero, ir.Constant(f32, 1.0), largest))
-    rounding = ir.Constant(VECTOR, [float(3 << 22)] * LANES)  # adding it rounds to an integer
     sums = None
     for half, numbers in enumerate(halves):
-        shifted = b.fadd(b.fmul(numbers, broadcast(b, inverse)), rounding)
-        rounded = b.sub(b.bitcast(shifted, INTEGERS), b.bitcast(rounding, INTEGERS))
+        rounded = to_integers(b, numbers, inverse)
         pointer = b.add(out, integer(LANES * half))
         store(b, b.trunc(rounded, ir.VectorType(I8, LANES)), pointer, align=1)
         sums = rounded if sums is None else b.add(sums, rounded)
@@ -379,7 +380,7 @@ def _make_attend(dtype, n_bytes):
     weighted_sum_32, weighted_sum_64 = make_weighted_sum(2, dtype), make_weighted_sum(4, dtype)
 
     @compiled
-    def attend_to(count, queries, limits, keys, values, n, size, scale, scores, out):
+    def attend_to(count, queries, limits, keys, values, scales, n, size, scale, scores, out):
         step, out_step = size * n_bytes, (size + LANES) * 4
         if n == 0:
             for m in range(count):
@@ -397,8 +398,12 @@ def _make_attend(dtype, n_bytes):
                 s += 16
         for m in range(count):
             first, end = load_int(limits, 2 * m), load_int(limits, 2 * m + 1)
-            statistics = out + m * out_step + size * 4
-            exp_scores(scores + m * scores_step, first, end, n, scale, statistics)
+            row, statistics = scores + m * scores_step, out + m * out_step + size * 4
+            if dtype == INT8:
+                multiply(row, load_int(scales, 0), n)
+            exp_scores(row, first, end, n, scale, statistics)
+            if dtype == INT8:
+                multiply(row, load_int(scales, 1), n)
         d = 0
         while d < size:
             target, v = out + d * 4, values + d * n_bytes
@@ -413,23 +418,27 @@ def _make_attend(dtype, n_bytes):
 
 
 _attend_float32, _attend_float16 = _make_attend(FLOAT32, 4), _make_attend(FLOAT16, 2)
+_attend_int8 = _make_attend(INT8, 1)
 
 
 @compiled
-def attend(count, queries, limits, keys, values, n, size, scale, scores, out):
+def attend(count, queries, limits, keys, values, scales, n, size, scale, scores, out):
     """out[m] = sum of e^(scale * (score[m, s] - maximum[m])) * value[s], score[m, s] = query m .
     key s, for n positions s and `count` queries, at most QUERIES, whose addresses are at `queries`.
 
     `limits` has the first position and the end of each query. A row of `out` has `size` numbers,
     then the maximum, the sum without values, and room up to size + LANES. `size`, the padded head
     size, is a multiple of GROUP. Keys are laid out as in `make_scores`; those after the last
-    position are ignored. A query's result does not depend on the others: outside its limits, zeros
+    position are ignored. Keys and values in int8 have a scale per position: `scales` has the two
+    addresses. A query's result does not depend on the others: outside its limits, zeros
     are added.
     """
     if CACHE == FLOAT32:
-        _attend_float32(count, queries, limits, keys, values, n, size, scale, scores, out)
+        _attend_float32(count, queries, limits, keys, values, scales, n, size, scale, scores, out)
+    elif CACHE == FLOAT16:
+        _attend_float16(count, queries, limits, keys, values, scales, n, size, scale, scores, out)
     else:
-        _attend_float16(count, queries, limits, keys, values, n, size, scale, scores, out)
+        _attend_int8(count, queries, limits, keys, values, scales, n, size, scale, scores, out)
 
 
 @compiled
@@ -450,12 +459,17 @@ def merge(rows, n_rows, size, scale, out):
 
 
 @compiled
-def store_cached(base, i, vector, n, step):
+def store_cached(base, i, vector, n, step, scale):
     """Store the n numbers of a vector, in whole vectors, as numbers i, i + step, ... of the KV
-    cache's dtype after the address."""
+    cache's dtype after the address, and the scale of int8 numbers at the address `scale`."""
     if CACHE == FLOAT32:
         for j in range(n):
             store_float(base, i + j * step, load_float(vector, j))
-    else:
+    elif CACHE == FLOAT16:
         for j in range(0, n, LANES):
             store_float16(base, i + j * step, vector + j * 4, step)
+    else:
+        store_float(scale, 0, find_scale(vector, n))
+        inverse = _F(1) / load_float(scale, 0) if load_float(scale, 0) != 0 else _F(0)
+        for j in range(0, n, LANES):
+            store_int8(base, i + j * step, vector + j * 4, step, inverse)

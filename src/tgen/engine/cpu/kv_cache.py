@@ -17,16 +17,21 @@ from tgen.machine.memory import check_kv_cache_ram
 
 _MIN_CAPACITY = 64
 _HUGE_PAGE = 2 << 20  # bytes; sequences on small pages cost batches 3 to 10% of their speed
-_DTYPES = {"float32": job_layout.FLOAT32, "float16": job_layout.FLOAT16}
+_DTYPES = {
+    "float32": job_layout.FLOAT32,
+    "float16": job_layout.FLOAT16,
+    "int8": job_layout.INT8,
+}
 
 
 class _Buffer(NamedTuple):
     """The storage of one sequence: keys (L, n_kv_heads, S / 16, D, 16), values (L, n_kv_heads, S,
-    D)."""
+    D), and the scales of both (2, L, n_kv_heads, S), empty unless they are int8."""
 
     keys: Array
     values: Array
-    row: tuple[int, int, int]  # of the table of sequences, see `job_layout`
+    scales: Array
+    row: tuple[int, ...]  # of the table of sequences, see `job_layout`
 
     @property
     def capacity(self) -> int:
@@ -36,6 +41,7 @@ class _Buffer(NamedTuple):
         n_blocks = -(-n_tokens // LANES)
         self.keys[:, :, :n_blocks] = other.keys[:, :, :n_blocks]
         self.values[:, :, :n_tokens] = other.values[:, :, :n_tokens]
+        self.scales[..., :n_tokens] = other.scales[..., :n_tokens]
 
 
 class BlockedKVCache:
@@ -51,7 +57,7 @@ class BlockedKVCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of the cached tokens' keys and values, without unused capacity."""
-        return sum(self.lengths) * self.config.cache_bytes_per_token * self.dtype.itemsize // 4
+        return sum(self.lengths) * self.config.cache_bytes_per_token(self.dtype.name)
 
     @property
     def capacity(self) -> int:
@@ -103,13 +109,18 @@ class BlockedKVCache:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D), float32."""
         n, size, buffer = self.lengths[0], self.config.head_dim, self._buffers[0]
         keys = buffer.keys.swapaxes(3, 4).reshape(buffer.values.shape)
-        both = keys[:, :, :n, :size], buffer.values[:, :, :n, :size]
-        return both[0].astype(np.float32), both[1].astype(np.float32)
+        both = [array[:, :, :n, :size].astype(np.float32) for array in (keys, buffer.values)]
+        if buffer.scales.size:
+            both = [x * s[:, :, :n, None] for x, s in zip(both, buffer.scales, strict=True)]
+        return both[0], both[1]
 
     def restore(self, keys: Array, values: Array) -> None:
         """Replace everything with one sequence of keys and values (L, n_kv_heads, n, D)."""
         n, size = keys.shape[2:]
         buffer = self._allocate(n)
+        if buffer.scales.size:
+            (keys, key_scales), (values, value_scales) = map(_quantize, (keys, values))
+            buffer.scales[:, :, :, :n] = key_scales, value_scales
         buffer.values[:, :, :n, :size] = values
         padded = np.zeros_like(buffer.values)
         padded[:, :, :n, :size] = keys
@@ -124,8 +135,13 @@ class BlockedKVCache:
     @property
     def _bytes_per_token(self) -> int:
         config = self.config
-        size = padded_length(config.head_dim)
-        return 2 * config.n_layers * config.n_kv_heads * size * self.dtype.itemsize
+        n_bytes = padded_length(config.head_dim) * self.dtype.itemsize + self._scale_bytes
+        return 2 * config.n_layers * config.n_kv_heads * n_bytes
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Bytes per position of a head's keys, and of its values."""
+        return 4 if self.dtype_code == job_layout.INT8 else 0
 
     def _copy(self, sequence: int, n_tokens: int, n_needed: int) -> _Buffer:
         """Copy tokens to storage with a quarter more room than is needed."""
@@ -146,4 +162,17 @@ class BlockedKVCache:
         keys, values = allocate_aligned(both, self.dtype, alignment=alignment)
         keys = keys.reshape(*shape, n_blocks, size, LANES)
         values = values.reshape(*shape, n_blocks * LANES, size)
-        return _Buffer(keys, values, (keys.ctypes.data, values.ctypes.data, n_blocks * LANES))
+        n_scales = n_blocks * LANES * self._scale_bytes // 4
+        scales = allocate_aligned((2, *shape, n_scales))
+        addresses = [array.ctypes.data for array in (keys, values, *scales)]
+        addresses.insert(job_layout.CAPACITY, n_blocks * LANES)
+        return _Buffer(keys, values, scales, tuple(addresses))
+
+
+def _quantize(vectors: Array) -> tuple[Array, Array]:
+    """Return vectors (..., D) in int8, and their scales; `attention_tiles.find_scale` makes sure
+    that those of an int8 cache are the same again."""
+    scales = np.abs(vectors).max(axis=-1, initial=0).astype(np.float32) / np.float32(127)
+    inverse = 1 / np.where(scales == 0, np.float32(np.inf), scales)
+    with np.errstate(invalid="ignore"):  # NaN stays in the scale
+        return np.rint(vectors * inverse[..., None]).astype(np.int8), scales

@@ -101,6 +101,28 @@ def to_float16(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return b.trunc(b.or_(rounded, sign), ir.VectorType(I16, LANES))
 
 
+def load_int8(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """16 int8 numbers as float32."""
+    return b.sitofp(b.sext(load(b, address, ir.VectorType(I8, LANES)), INTEGERS), VECTOR)
+
+
+def to_integers(b: ir.IRBuilder, numbers: ir.Value, factor: ir.Value) -> ir.Value:
+    """16 numbers times a factor, rounded to int32; magnitudes are below 2^22."""
+    rounding = ir.Constant(VECTOR, [float(3 << 22)] * LANES)  # adding it rounds to an integer
+    shifted = b.fadd(b.fmul(numbers, broadcast(b, factor)), rounding)
+    return b.sub(b.bitcast(shifted, INTEGERS), b.bitcast(rounding, INTEGERS))
+
+
+def magnitude_bits(b: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    """Integers in the order of the magnitudes of 16 numbers; NaN is above all."""
+    return b.and_(b.bitcast(numbers, INTEGERS), integers(0x7FFFFFFF))
+
+
+def larger_integer(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The larger of two integers, or of each pair of two vectors."""
+    return b.select(b.icmp_signed(">", x, y), x, y)
+
+
 def store(b: ir.IRBuilder, value: ir.Value, address: ir.Value, *, align: int = 4) -> None:
     """Store a value; `align` is what the address is a multiple of."""
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
