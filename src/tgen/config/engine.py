@@ -44,8 +44,8 @@ class EngineOptions:
     )
     cache_dtype: CacheDtype | None = option(
         None,
-        "Data type of the KV cache, on a CPU; long texts are faster with float16, and faster still "
-        "with int8, which costs up to 0.002 bits per byte.",
+        "Data type of the KV cache, on a CPU; long texts are faster with float16; int8 takes half "
+        "its memory and costs up to 0.002 bits per byte.",
         "--cache-dtype",
         panel=_PANEL,
         shown_default="float32 with float32 weights, else float16",
