@@ -90,6 +90,16 @@ class RowsReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The validation loss that the run is expected to reach if it gets more steps."""
+
+    steps: int  # in total
+    minutes: float | None  # in total; None: the run has a number of steps
+    bits_per_byte: float
+    error: float  # bits per byte: 90% of the measured runs were that close
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """The plan of a run."""
 
@@ -122,6 +132,7 @@ class PlanReport:
     notes: list[str] = field(default_factory=list)
     scaling: ScalingReport | None = None  # with --ranks or --device-memory
     rows: RowsReport | None = None  # of a corpus of conversations
+    forecast: Forecast | None = None  # of a finished run that gets more steps or minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +240,7 @@ class DoneReport:
     general_before: float | None = None  # bits per byte of the general text; None: not fine-tuned
     general_after: float | None = None
     general_tokens: int = 0  # of the general text
+    forecast: Forecast | None = None  # of twice the steps or minutes; None: the curve allows none
 
 
 RunReport = (

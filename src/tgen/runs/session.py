@@ -23,6 +23,7 @@ from tgen.runs import log as run_log
 from tgen.runs import rank_sync, tensorboard, tracking
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import dequantize_base, load_base
+from tgen.runs.forecast import forecast_run, times_as_long
 from tgen.runs.forgetting import measure_before
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.repeat import prepare_again
@@ -170,6 +171,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
         yield PhaseReport(phase="loading the checkpoint")
         saved = load_newest_state(out, record)
         progress = load_progress(saved, record)
+        finished = replace(progress)
         record = apply_overrides(record, request, progress, tokenizer)
         if is_rank_zero:
             check_fit(out, record, saved)
@@ -199,6 +201,10 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
             run_state.drop_other_tokens(out, tokens_entry)
         log.trim(progress.step, n_rollbacks=progress.n_rollbacks)
         plan = plan_report(out, prepared, step=progress.step)
+        times = times_as_long(old_record, record)
+        if times is not None and is_rank_zero:
+            forecast = forecast_run(out, old_record, finished, n_tokens=len(train.ids), times=times)
+            plan = replace(plan, forecast=forecast)
         notes = resume_notes(saved, record, progress, prepared.environment())
         yield log.add(replace(plan, notes=[*plan.notes, *notes]))
         started_at = distributed.clock()

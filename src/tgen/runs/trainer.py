@@ -31,6 +31,7 @@ from tgen.runs import log as run_log
 from tgen.runs import saved_state as run_state
 from tgen.runs import tensorboard, tracking
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
+from tgen.runs.forecast import forecast_run
 from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.memorization import measure_memorization
 from tgen.runs.model_card import save_card
@@ -296,6 +297,13 @@ def _final_reports(
         general_before=before,
         general_after=after,
         general_tokens=n_tokens,
+        forecast=forecast_run(
+            out,
+            prepared.record,
+            state.progress,
+            n_tokens=len(prepared.train.ids),
+            best=done.best_bits_per_byte,
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from tgen.reports.training import (
     DoneReport,
     EvalReport,
     EventsReport,
+    Forecast,
     MemorizationReport,
     PhaseReport,
     PlanReport,
@@ -377,6 +378,7 @@ def _plan_table(plan: PlanReport) -> Table:
         ("model", f"{plan.family}, {plan.n_parameters / 1e6:.2f} M parameters", shape),
         ("vocabulary", f"{plan.vocab_size:,} tokens", ""),
         *((choice.name, choice.value, choice.why) for choice in plan.choices),
+        *([("forecast", _expected_loss(plan.forecast), "at the end")] if plan.forecast else ()),
         ("time", budget, f"on {_hardware(plan)} · seed {plan.seed}"),
         ("output", plan.out, "Ctrl-C saves and stops"),
         *(scaling_table(plan.scaling) if plan.scaling else ()),
@@ -418,7 +420,19 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
             f"general text: {before:.3f} bits/byte before, {after:.3f} after fine-tuning, on "
             f"{count(report.general_tokens, 'token')}"
         )
+    if (forecast := report.forecast) is not None:  # of twice the steps or minutes
+        more, end = count(forecast.steps - report.step, "step"), f"--steps {forecast.steps}"
+        if forecast.minutes is not None:
+            more, end = f"{forecast.minutes / 2:g} minutes", f"--minutes {forecast.minutes:g}"
+        loss = _expected_loss(forecast)
+        console.print_status(f"forecast: another {more} would give about {loss}")
+        command = f"{_command()} train --resume --override {end} --out {shlex.quote(report.out)}"
+        console.print_status(f"continue with: {command}", is_command=True)
     console.print_try_generate(report.out, prompt=report.sample_prompt, chat=chat)
+
+
+def _expected_loss(forecast: Forecast) -> str:
+    return f"{forecast.bits_per_byte:.3f} ±{forecast.error:.3f} bits/byte"
 
 
 def _hardware(plan: PlanReport) -> str:
