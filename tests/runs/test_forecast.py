@@ -53,7 +53,7 @@ def test_forecast_is_in_the_result_and_in_the_plan_of_the_longer_run(tmp_path, m
 
     def gain(evaluations, steps, *, times, **_):
         curves.append((evaluations, steps, times))
-        return 0.1
+        return 0.1 if times == 2 else 0.001
 
     monkeypatch.setattr(forecast, "forecast_gain", gain)
     steady = {"eval_every": "2", "warmup_steps": "3", "learning_rate": "0.001"}
@@ -90,10 +90,13 @@ def test_forecast_is_in_the_result_and_in_the_plan_of_the_longer_run(tmp_path, m
     reports = list(resume(out, **longer))
     plan = plan_of(reports)
     assert curves[-1] == (constant, 14, 1.5)
-    assert plan.forecast == replace(done.forecast, steps=21)
+    bits_per_byte = done.best_bits_per_byte - 0.001
+    assert plan.forecast is not None
+    assert plan.forecast.steps == 21
+    assert plan.forecast.bits_per_byte == bits_per_byte
     with TrainingProgress(quiet=False, json_lines=False) as progress:
         progress.show(plan)
     shown = capsys.readouterr().err
-    assert f"{plan.forecast.bits_per_byte:.3f} ±0.080 bits/byte" in shown
+    assert f"{bits_per_byte:.3f} ±0.005 bits/byte" in shown  # never more certain than seeds allow
     assert isinstance(reports[-1], DoneReport)
     assert reports[-1].forecast is None  # its curve has two decays
