@@ -68,7 +68,7 @@ def run(engine, requests, *, batch_size, late=False, **options):
         out[token.sequence].append(token)
     assert all(tokens[-1].last for tokens in out)
     if engine.name == "kernels":
-        return [[replace(token, sequence=0) for token in tokens] for tokens in out]  # bit for bit
+        return [[token._replace(sequence=0) for token in tokens] for tokens in out]  # bit for bit
     return [[(token.id, token.text, token.finish) for token in tokens] for tokens in out]
 
 
