@@ -12,6 +12,7 @@ import tiny
 from fuzz.formats.safetensors import SafetensorsFile
 from fuzz.mutations import Mutator, dump
 from tgen import runs
+from tgen.cli import rich_console
 from tgen.cli.compare import print_comparison
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.inspect.training_curves import print_training_log
@@ -32,6 +33,7 @@ class States:
 
     def __init__(self, folder: Path) -> None:
         tiny.import_everything()
+        rich_console.out._width = 100  # charts have the width of the terminal
         (folder / "corpus.txt").write_bytes(tiny.TEXT)
         self._base, self._out = folder / "base", folder / "out"
         last = [0]
