@@ -14,8 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from rich.progress import Progress
 
 import command
 import tiny
@@ -93,20 +97,17 @@ def terminal_dies(command: Command) -> tuple[int, ForkedCommand]:
 def terminal_lives(command: Command) -> tuple[int, ForkedCommand]:
     """Keep the terminal open; expect a progress bar and the final line."""
     parent_end, child_end = pty.openpty()
-    process = command(
-        *("--steps", "600", "--set", "eval_every=600"),  # 20 can end before the bar is drawn
-        stdin=child_end,
-        stdout=child_end,
-        stderr=child_end,
-        close_in_child=[parent_end, child_end],
-    )
+    streams = dict(stdin=child_end, stdout=child_end, stderr=child_end)
+    often = partial(Progress, refresh_per_second=1000)  # 20 steps can take 0.1 s
+    with mock.patch("tgen.cli.train.progress.Progress", often):
+        process = command(**streams, close_in_child=[parent_end, child_end])
     os.close(child_end)
     shown = b""
     with suppress(OSError):  # the terminal is closed
         while piece := os.read(parent_end, 1 << 16):
             shown += piece
     os.close(parent_end)
-    return 0 if "━".encode() in shown and b"done: 600 steps" in shown else -1, process
+    return 0 if "━".encode() in shown and b"done: 20 steps" in shown else -1, process
 
 
 def stderr_closed(command: Command) -> tuple[int, ForkedCommand]:
