@@ -99,6 +99,10 @@ class Device(TorchDispatchMode):
         yield
         self._graph = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled; to skip it, torch imports it
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
