@@ -94,8 +94,9 @@ def test_probabilities_equal_those_of_the_samplers(kind, size, tmp_path):
         by_id = {one.id: one for one in expected.candidates}
         for row in result["rows"]:
             one = by_id[row["id"]]
-            assert row["probability"] == pytest.approx(one.final, abs=1e-3), settings
-            assert row["model"] == pytest.approx(one.probability, abs=1e-3), settings
+            # Thousands of rows: `approx` takes longer than the samplers.
+            assert abs(row["probability"] - one.final) <= 1e-3, settings
+            assert abs(row["model"] - one.probability) <= 1e-3, settings
             if size <= 8192 and max(one.final, one.probability) > 1e-3:
                 assert row["removedBy"] == one.removed_by
         rest = 1 - sum(by_id[i].final for i in listed)
