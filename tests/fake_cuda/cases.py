@@ -245,7 +245,6 @@ def describe(error: Exception) -> str:
 def main() -> None:
     warnings.simplefilter("error")
     families, problems = sys.argv[2:] or FAMILIES, dict[str, Problems]()
-    adapted = sys.argv[2:] or DISTINCT  # others have no other matrices
     runs: list[tuple[str, Precision]] = [(family, "float32") for family in families]
     runs += [(family, "bfloat16") for family in families if family in DISTINCT]
     cuda_graph._STEPS_BEFORE_CAPTURE = 3
@@ -254,8 +253,6 @@ def main() -> None:
         for case in (train, lora, decode):
             found = problems[case.__name__] = []
             for family, precision in runs:
-                if case is lora and family not in adapted:
-                    continue
                 try:
                     new = case(family, precision, device)
                 except Exception as error:
