@@ -381,7 +381,8 @@ class Tokenizer:
             return None
         if any(not token.special for token in spec.added_tokens):  # they may cross words
             return None
-        return WordIds(self._make_all().plain.at_start, spec.patterns[0])
+        backends = self._all or self._make_all()
+        return WordIds(backends.plain.at_start, spec.patterns[0])
 
     def _encode_valid(
         self, pair: BackendPair, text: str, *, at_start: bool
