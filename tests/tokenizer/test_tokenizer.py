@@ -85,7 +85,7 @@ def test_words_that_are_looked_up_have_the_ids_of_the_library(data, continuation
     plain = Tokenizer(MERGING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tgen.tokenizer.tokenizer._SMALL_BLOCK", 4)
-        patch.setattr("tgen.tokenizer.word_ids._MAX_WORDS", 9)
+        patch.setattr("tgen.tokenizer.word_ids._MAX_IDS", 9)
         for _ in range(2):  # with known words, too
             ids, n_replaced = fast.encode_corpus(data, continuation=continuation)
             assert ids.tolist() == plain.encode(data, continuation=continuation)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.patterns import LLAMA3
 
-_MAX_WORDS = 1 << 17  # in memory; then it starts again with none
+_MAX_IDS = 1 << 19  # in memory, however long the words are; then it starts again with none
+# The first two are outside of brackets.
 _CLASSES = {r"?\p{L}": r"?[A-Za-z]", r"|\p{N}": "|[0-9]", r"\p{L}": "A-Za-z", r"\p{N}": "0-9"}
 
 
@@ -54,7 +55,7 @@ class WordIds:
         """Return the ids (n,) of an ASCII text."""
         words = self._split(text)
         with self._lock:
-            if len(self._numbers) > _MAX_WORDS:
+            if len(self._ids) > _MAX_IDS:
                 self._clear()
             numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
             if self._numbers.new:
