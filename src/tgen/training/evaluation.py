@@ -282,8 +282,8 @@ def evaluate_alone(
 
 def tokens_for_error(parts: Sequence[float], n_tokens: int, relative_error: float) -> int:
     """Return the tokens whose mean loss has this standard error relative to it, judged by the
-    losses of `parts` of a text of `n_tokens`; no limit if they are too few to tell."""
-    if len(parts) < 2:
+    losses of `parts` of a text of `n_tokens`; no limit if they are too few to tell, or all 0."""
+    if len(parts) < 2 or not any(parts):
         return sys.maxsize
     error = statistics.stdev(parts) / math.sqrt(len(parts)) / statistics.fmean(parts)
     return math.ceil(n_tokens * (error / relative_error) ** 2)
