@@ -77,7 +77,9 @@ class RMSNorm(nn.Module):
     @property
     def scale(self) -> Tensor:
         """The factor of each normalized number, (size,)."""
-        scale = 1 + self.weight if self.adds_one else self.weight
+        # In bfloat16, 1 + weight would round a small weight away.
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        scale = 1 + weight if self.adds_one else weight
         return scale if self.divisor == 1 else scale / self.divisor
 
 
