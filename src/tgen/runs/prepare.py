@@ -110,6 +110,7 @@ class PreparedRun:
             bigram_counts=counts,
             adapter=self.new_adapter,
             parallel=self.parallel,
+            restored=restored,
         )
         state.progress.closing_seconds = plan.closing_seconds
         state.progress.ends_to_repeat = self.ends

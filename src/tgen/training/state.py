@@ -172,9 +172,11 @@ def new_state(
     bigram_counts: NDArray[np.float32] | None = None,
     adapter: NewAdapter | None = None,
     parallel: Parallel | None = None,
+    restored: bool = False,
 ) -> TrainState:
     """Return the state at step 0 with `weights` or, if None, random ones; with `bigram_start` these
-    begin with `bigram_counts` (V, V), which only rank 0 has.
+    begin with `bigram_counts` (V, V), which only rank 0 has. If the state will be `restored`, its
+    weights may be arbitrary.
 
     Random weights are made on the CPU, so that every device gets the same; those of rank 0 count.
     With an `adapter`, the `weights` are frozen, and the state has the adapter's parameters only.
@@ -193,7 +195,7 @@ def new_state(
         model = _first_model(model_config, config, weights, bigram_counts)
     model.activation_checkpointing = config.activation_checkpointing
     state = TrainState(model, config, device=device, parallel=parallel)
-    if parallel == "fsdp":
+    if parallel == "fsdp" and not restored:
         arrays = {}
         if distributed.is_rank_zero():
             first = _first_model(model_config, config, weights, bigram_counts)
