@@ -243,7 +243,7 @@ def select_rows(logits: Logits, rows: list[int]) -> Logits:
 
 
 def sample_tokens(
-    logits: Logits, pending: Sequence[tuple["SequenceState", int]], errors: dict[int, Exception]
+    logits: Logits, pending: Sequence[tuple[SequenceState, int]], errors: dict[int, Exception]
 ) -> dict[int, tuple[int, list[RemovedCandidates]]]:
     """Sample a token per sequence, together for sequences with equal settings; if that fails, each
     alone. Return tokens, and what the samplers removed before, by the sequences' numbers.

@@ -423,7 +423,8 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
     if (forecast := report.forecast) is not None:  # of twice the steps or minutes
         more, end = count(forecast.steps - report.step, "step"), f"--steps {forecast.steps}"
         if forecast.minutes is not None:
-            more, end = f"{forecast.minutes / 2:g} minutes", f"--minutes {forecast.minutes:g}"
+            half, end = forecast.minutes / 2, f"--minutes {forecast.minutes:g}"
+            more = f"{half:g} minute{'s' * (half != 1)}"
         loss = _expected_loss(forecast)
         console.print_status(f"forecast: another {more} would give about {loss}")
         command = f"{_command()} train --resume --override {end} --out {shlex.quote(report.out)}"

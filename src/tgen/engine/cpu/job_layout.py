@@ -25,9 +25,8 @@ INT8_GROUP_BYTES, INT4_GROUP_BYTES = PANEL * (GROUP + 2), PANEL * (GROUP // 2 + 
 # A group of an input of integer products has GROUP bytes, then these numbers at these bytes.
 SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `kernels.quantize_group`
 INPUT_BYTES = GROUP + 12
-FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(
-    5
-)  # of weights; of the KV cache: float32, float16, int8
+# Dtypes of weights; the KV cache has float32, float16 or int8.
+FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)
 # Inputs of products are FLOAT32; BFLOAT16, rounded but stored as float32; INT8 for all integers; or
 # tiles for AMX: 16 inputs times GROUP numbers, for integers followed by the factors of each input.
 BFLOAT16_TILES, INT8_TILES = 5, 6
