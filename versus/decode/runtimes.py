@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -203,7 +202,6 @@ def measure(options: argparse.Namespace) -> None:
         {
             "threads": options.threads,
             "cpu_flags": cpu_flags(),
-            "kernel": platform.release(),
             "versions": versions,
             "rounds": rounds,
             "bits_per_byte": bits,
