@@ -145,15 +145,17 @@ def load(
     require(valid, "draft_model", repr(draft_model), "a path or the name of a model")
     if path is None and adapter is not None:
         path, adapter = Path(adapter), None
-    location = path if isinstance(path, Path) else find_model(path).path
     adapter = None if adapter is None else Path(adapter)
-    loaded = open_model(location, options, adapter=adapter)
+    loaded = open_model(_location(path), options, adapter=adapter)
     if draft_model is not None:
-        path = draft_model if isinstance(draft_model, Path) else find_model(draft_model).path
-        loaded.draft_with(open_model(path, options))
+        loaded.draft_with(open_model(_location(draft_model), options))
     for warning in loaded.bundle.warnings:
         _warn(warning)
     return Model(loaded)
+
+
+def _location(model: str | Path | None) -> Path:
+    return model if isinstance(model, Path) else find_model(model).path
 
 
 @_named_keywords()

@@ -71,6 +71,6 @@ class WordIds:
         words = self._numbers.new
         encoding = self.backend.encode(words, is_pretokenized=True, add_special_tokens=False)
         counts = np.bincount(np.array(encoding.word_ids), minlength=len(words))
-        self._ids = np.concatenate([self._ids, np.array(encoding.ids, np.uint32)])
-        self._ends = np.concatenate([self._ends, self._ends[-1] + counts.cumsum()])
-        self._numbers.new = []
+        ids = np.concatenate([self._ids, np.array(encoding.ids, np.uint32)])
+        ends = np.concatenate([self._ends, self._ends[-1] + counts.cumsum()])
+        self._ids, self._ends, self._numbers.new = ids, ends, []  # Ctrl-C may come between lines
