@@ -460,7 +460,7 @@ def test_late_helper_claims_nothing():
         newest[0] = late
         enter_function()(SERVE, pool._job.ctypes.data, newest.ctypes.data, 0, 0, 0, late - 1, 0)
     for buffer, copy in zip(shallow._runner._buffers.values(), before, strict=True):
-        assert np.array_equal(buffer, copy)
+        assert buffer.tobytes() == copy.tobytes()  # scratch memory holds addresses: may be NaN
     shallow.rewind([0])
     again = shallow.extend([IDS], every_position=True)
     assert np.array_equal(again, expected)
