@@ -106,13 +106,6 @@ def test_top_lists_the_largest_before_or_after_and_the_given_ones():
     assert [one.removed_by for one in report.candidates] == ["", "", *2 * ["penalties"], "top_k"]
 
 
-def test_penalties_of_generated_tokens_alone():
-    sampling = SamplingConfig(presence_penalty=9, penalize_prompt=False)
-    report = sampling_distribution(random_logits(2), TEXT, sampling, VOCABULARY, prompt_length=4)
-    lower = {one.id for one in report.candidates if one.after[0] < one.probability}
-    assert lower == {3, 7}
-
-
 def test_ids_without_a_token_and_logits_that_are_not_finite():
     vocabulary = Vocabulary([b"a", b"b", b"c"], unused=[1])
     logits = np.array([1, 9, 2, 8], np.float32)  # the last one is past the vocabulary

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig
-from tgen.errors import ModelError
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sample import (
     SortedLogits,
     enabled_samplers,
+    not_finite,
     removed_candidates,
     softmax,
     sort_candidates,
@@ -38,22 +38,24 @@ def sampling_distribution(
     sampling: SamplingConfig,
     vocabulary: Vocabulary,
     *,
-    prompt_length: int | None = None,
     top: int = 0,
     also: Iterable[int] = (),
 ) -> SamplingDistribution:
     """Return the distribution of the token after `ids` before and after each sampler, from the
     model's logits (V,).
 
-    The first `prompt_length` ids (None: all) are the prompt. Listed are the `top` candidates by
-    the larger of their probabilities before and after sampling (0: all), and those of `also`.
-    Raises ModelError for logits that are not finite, UsageError if no token is allowed.
+    Listed are the `top` candidates by the larger of their probabilities before and after sampling
+    (0: all), and those of `also`. Raises ModelError for logits that are not finite, UsageError if
+    no token is allowed.
     """
     model_logits = vocabulary.only_tokens(np.array(logits, np.float32)[None])
     if not np.isfinite(model_logits.max()):
-        raise ModelError("the model's logits are not finite", "use another, undamaged model")
+        raise not_finite()
     processed = model_logits.copy()
-    has_penalties = _process(processed[0], ids, sampling, vocabulary, prompt_length)
+    processors = LogitsProcessors(sampling, vocabulary)
+    state = SequenceState(0, Request(ids, sampling), vocabulary, processors, _ANY_LENGTH)
+    if state.changes_logits:
+        state.process_logits(processed[0])
     # With XTC, the draws in which it acts (the last row) and those in which it does not.
     chance = sampling.xtc_probability if "xtc" in sampling.samplers else 0.0
     acts = np.array([True] if chance == 1 else [False, True] if chance else [False])
@@ -75,7 +77,7 @@ def sampling_distribution(
         is_left = (after > -np.inf).any(axis=0)
         left, candidates = left[is_left], after[:, is_left]
 
-    if has_penalties:
+    if state.changes_logits:
         before = np.take_along_axis(model_logits, order, axis=1).astype(np.float64)
         add(PENALTIES, np.repeat(before, len(acts), axis=0), candidates)
     for name, apply in enabled_samplers(sampling, acts).items():
@@ -100,24 +102,6 @@ def sampling_distribution(
             for i in listed
         ],
     )
-
-
-def _process(
-    logits: NDArray[np.float32],
-    ids: Sequence[int],
-    sampling: SamplingConfig,
-    vocabulary: Vocabulary,
-    prompt_length: int | None,
-) -> bool:
-    """Apply penalties, biases and constraints as the loop does; return whether there are any."""
-    prompt, generated = ids[:prompt_length], ids[len(ids[:prompt_length]) :]
-    processors = LogitsProcessors(sampling, vocabulary)
-    state = SequenceState(0, Request(prompt, sampling), vocabulary, processors, _ANY_LENGTH)
-    for token in generated:
-        state.append(token)
-    if state.changes_logits:
-        state.process_logits(logits)
-    return state.changes_logits
 
 
 def logits_record(logits: NDArray[np.floating], also: Iterable[int] = ()) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.engine.base import Engine, Logits, reset
-from tgen.errors import ModelError
-from tgen.generation.sample import most_likely
+from tgen.generation.sample import most_likely, not_finite
 from tgen.generation.sequence import default_stride
 
 _BLOCK = 96  # positions whose logits are in memory at a time
@@ -43,7 +42,7 @@ def score_prompt(engine: Engine, prompt: Sequence[int], n_top: int) -> list[Toke
     for logits, targets in predictions(engine, prompt, 1):
         nats = token_nats(logits, targets)
         if np.isnan(nats).any():
-            raise ModelError("the model's logits are not finite", "use another, undamaged model")
+            raise not_finite()
         for row, i, value in zip(logits, targets, nats.tolist(), strict=True):
             tokens.append(TokenLogprobs(i, -value, most_likely(row, n_top, i, -value)))
     return tokens

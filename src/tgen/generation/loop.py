@@ -21,13 +21,15 @@ from typing import Protocol
 
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length, reset
-from tgen.errors import ModelError, UsageError, is_out_of_memory
+from tgen.errors import ModelError, UsageError
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.sample import describe, most_likely
 from tgen.generation.sequence import (
     Request,
     SequenceState,
+    check_room,
+    lacks_memory,
     sample_tokens,
     select_rows,
     window_start,
@@ -124,7 +126,7 @@ def generate_requests(
             try:
                 _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
             except Exception as error:
-                if not _lacks_memory(error):
+                if not lacks_memory(error):
                     raise
                 _report({new.pop().number: error}, on_error)  # the others may fit
             else:
@@ -170,14 +172,14 @@ class _Arrivals:
             self._waiting = self._waiting or self._next(engine, idle=not active and not new)
             if (state := self._waiting) is None:
                 break
-            lack = _lack_of_memory(engine, [*active, *new, state])
-            if lack is None:
+            try:
+                check_room(engine, [*active, *new, state])
                 new.append(state)
-            elif active or new:
-                self._n_beside = len(active) + len(new)
-                break
-            else:
-                _report({state.number: lack}, self._on_error)
+            except ModelError as error:
+                if active or new:
+                    self._n_beside = len(active) + len(new)
+                    break
+                _report({state.number: error}, self._on_error)
             self._waiting = None
         return new
 
@@ -194,20 +196,6 @@ class _Arrivals:
             except Exception as error:
                 _report({number: error}, self._on_error)
         return None
-
-
-def _lack_of_memory(engine: Engine, states: Sequence[SequenceState]) -> ModelError | None:
-    """Return an error if the memory has no room for all texts, as long as they may become."""
-    length = engine.context_length
-    try:
-        engine.check_room([min(state.max_length, length) for state in states])
-    except ModelError as error:
-        return error
-    return None
-
-
-def _lacks_memory(error: Exception) -> bool:
-    return isinstance(error, ModelError) or is_out_of_memory(error)
 
 
 def _report(errors: Mapping[int, Exception], on_error: ErrorHandler | None) -> None:
@@ -235,7 +223,7 @@ def _remove(
     try:
         return _compact(engine, left)
     except Exception as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         newest = max(state.number for state in left)
         _report({newest: error}, on_error)
@@ -352,7 +340,7 @@ def _step(
     try:
         logits = engine.extend(new_tokens, every_position=any(drafts))
     except Exception as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         return [], {max(state.number for state in active): error}  # the others may fit
     return _accept(vocabulary.only_tokens(logits), active, drafts)

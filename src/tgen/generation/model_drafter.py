@@ -10,9 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tgen.engine.base import Engine, common_prefix_length, reset
-from tgen.errors import ModelError, is_out_of_memory
 from tgen.generation.ngram_drafter import cost_per_token
-from tgen.generation.sequence import SequenceState, sample_tokens
+from tgen.generation.sequence import SequenceState, check_room, lacks_memory, sample_tokens
 from tgen.generation.vocabulary import Vocabulary
 
 _MAX_DRAFT = 8  # tokens
@@ -85,7 +84,7 @@ class ModelDrafter:
         try:
             made = self._run([s for s, fits in zip(states, room, strict=True) if fits], n)
         except Exception as error:  # the texts go on without drafts
-            if not isinstance(error, ModelError) and not is_out_of_memory(error):
+            if not lacks_memory(error):
                 raise
             self._failed = True
             reset(self._engine, 1)
@@ -136,7 +135,6 @@ class ModelDrafter:
             self._engine.rewind(lengths)
         else:
             self._engine.select([slots.get(number, 0) for number in numbers], lengths)
-            longest = self._engine.context_length
-            self._engine.check_room([min(state.max_length, longest) for state in states])
+            check_room(self._engine, states)
             self._slots = numbers
         return new

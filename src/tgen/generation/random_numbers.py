@@ -43,6 +43,6 @@ def _block(seed: int, block: int, purpose: int) -> list[int]:
 def uniforms(seeds: Sequence[int], positions: Sequence[int], purpose: int) -> list[float]:
     """Return a uniform random number in [0, 1) per sequence."""
     return [
-        (_block(seed, position // _BLOCK, purpose)[position % _BLOCK] >> 11) * 2.0**-53
+        (_random(seed, position, purpose) >> 11) * 2.0**-53
         for seed, position in zip(seeds, positions, strict=True)
     ]

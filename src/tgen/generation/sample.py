@@ -141,11 +141,11 @@ def sample(
     if sampler and sampler.accepts(sampling) and logits.dtype == np.float32:
         tokens = sampler.sample(logits, uniforms(seeds, positions, TOKEN))
         if -1 in tokens:
-            raise _not_finite()
+            raise not_finite()
         return tokens
     best = logits.argmax(axis=1)  # the lowest id of equals; a NaN if there is one
     if not np.isfinite(logits[np.arange(len(logits)), best]).all():
-        raise _not_finite()
+        raise not_finite()
     may_remove_best = sampling.xtc_probability > 0 or sampling.typical_p < 1
     if sampling.temperature == 0 and not may_remove_best and not explanations:
         return best.tolist()  # type: ignore[no-any-return]
@@ -169,7 +169,8 @@ def sample(
     return [int(i) for i in ids[np.arange(len(ids)), np.minimum(chosen, last)]]
 
 
-def _not_finite() -> ModelError:
+def not_finite() -> ModelError:
+    """Return the error of logits that cannot be sampled from."""
     return ModelError("the model's logits are not finite", "use another, undamaged model")
 
 

@@ -9,8 +9,8 @@ from copy import copy
 from typing import NamedTuple, Self
 
 from tgen.config import SamplingConfig, raw
-from tgen.engine.base import Logits
-from tgen.errors import UsageError
+from tgen.engine.base import Engine, Logits
+from tgen.errors import ModelError, UsageError, is_out_of_memory
 from tgen.generation.logits_processors import LogitsProcessors, missing_strings
 from tgen.generation.sample import sample
 from tgen.generation.vocabulary import Vocabulary
@@ -235,6 +235,16 @@ class SequenceState:
         if len(self.tokens) - self.prompt_length == self.sampling.max_new_tokens:
             return "length"
         return "context" if len(self.tokens) == self.max_length else None
+
+
+def check_room(engine: Engine, states: Sequence[SequenceState]) -> None:
+    """Raise ModelError if the memory has no room for all texts, as long as they may become."""
+    engine.check_room([min(state.max_length, engine.context_length) for state in states])
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an engine failed because its texts do not fit the memory."""
+    return isinstance(error, ModelError) or is_out_of_memory(error)
 
 
 def select_rows(logits: Logits, rows: list[int]) -> Logits:
