@@ -18,19 +18,13 @@ from tgen.storage import files
 
 PREFIX = "/tgen/page/"
 _INDEX = "index.html"
-# Files by their package.
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FILES = {
-    drawn: (
-        *("page.css", "dom.js", "weights.js", "matrix.js", "thumbnails.js", "lens.js"),
-        *("sliders.js", "samplers.js"),
-    ),
-    live: (
-        *(_INDEX, "live.css", "app.js", "api.js", "text.js", "branches.js", "choose.js"),
-        *("attend.js", "inside.js", "sources.js", "time.js"),
-    ),
+    path.name: path
+    for package in (drawn, live)
+    for path in Path(str(package.__file__)).parent.iterdir()
+    if path.suffix in _TYPES
 }
-_PLACES = {name: package for package, names in _FILES.items() for name in names}
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -57,12 +51,11 @@ def wants_page(scope: Scope) -> bool:
 async def get_page(request: Request) -> Response:
     """Return one of the files, by default the page itself; raises HttpError."""
     name = request.path_params.get("name", _INDEX)
-    if name not in _PLACES:
+    if name not in _FILES:
         raise HttpError(404, f"GET {request.url.path[:100]}: not found")
-    kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
-    return Response(_content(name), headers=_HEADERS, media_type=kind)
+    path = _FILES[name]
+    kind = f"{_TYPES[path.suffix]}; charset=utf-8"
+    return Response(_read(path), headers=_HEADERS, media_type=kind)
 
 
-@cache
-def _content(name: str) -> bytes:
-    return files.read(Path(str(_PLACES[name].__file__)).with_name(name))
+_read = cache(files.read)
