@@ -15,6 +15,7 @@ from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import PromptScores
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.text_request import CompletionRequest, parse
+from tgen.serve.token_answer import TokenAnswer, TokensRequest
 
 TOKENS = [b"", b" Hi", b" you", b"\xc3", b"\xa4", b"\xa5"]
 
@@ -43,6 +44,16 @@ def test_parts_of_characters_with_one_name_are_told_apart() -> None:
     assert form["token_logprobs"] == [None, -2.0]
     assert form["top_logprobs"] == [None, {"bytes:\\xa5": -1.0, "\ufffd": -2.0}]
     assert form["text_offset"] == [0, 0]
+
+
+def test_tokens_that_a_stream_has_sent_are_not_stored() -> None:
+    request = parse(b'{"prompt": "x"}', TokensRequest, "m")
+    prepared = PreparedTexts([Request([1], SamplingConfig())], 1, [], seed=0)
+    answer = TokenAnswer(request, prepared, "m", "fp", TOKENS.__getitem__)
+    answer.add([(0, Token(0, 1, b" Hi", [], None, True))] * 3)
+    assert answer.n_described == 3
+    assert [len(chunk["tokens"]) for chunk in answer.new_chunks()] == [3]
+    assert answer.n_described == 0
 
 
 @pytest.mark.parametrize("complete", [True, False])

@@ -36,6 +36,7 @@ class TokenAnswer(Answer):
         token_bytes: TokenBytes,
     ) -> None:
         super().__init__(request, prepared, model, fingerprint, token_bytes)
+        self._with_logprobs = False  # of the texts: their tokens are stored here
         self._token_bytes, self._new = token_bytes, list[tuple[int, Token]]()
         self._facts = {"model": model, "seed": prepared.seed, "prompt_tokens": self.prompt_tokens}
 
@@ -43,6 +44,11 @@ class TokenAnswer(Answer):
         """Add tokens; raises HttpError for a text that cannot satisfy its constraint."""
         super().add(events)
         self._new += [(i, event) for i, event in events if isinstance(event, Token)]
+
+    @property
+    def n_described(self) -> int:
+        """Number of new tokens."""
+        return len(self._new)
 
     def whole(self) -> dict[str, Any]:
         """Return the answer to a request that is not a stream."""
