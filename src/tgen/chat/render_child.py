@@ -20,6 +20,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from tgen.machine.resource_limit import set_limit
+
 _MAX_CHARACTERS = 2 << 20  # per text
 
 
@@ -143,23 +145,13 @@ def _to_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:200]
 
 
-def _set_limit(resource_name: str, limit: int) -> None:
-    """Limit this process's use of a resource, where the platform supports it."""
-    with suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
-
-        number = getattr(resource, resource_name)
-        hard = resource.getrlimit(number)[1]
-        resource.setrlimit(number, (limit, hard))
-
-
 def main() -> None:
     """Handle requests until the end of stdin."""
     with suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        _set_limit("RLIMIT_AS", request["bytes"])
+        set_limit("RLIMIT_AS", request["bytes"])
         if hasattr(signal, "setitimer"):  # its signal ends this process
             signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         sys.stdout.buffer.write(json.dumps(handle_request(request)).encode() + b"\n")

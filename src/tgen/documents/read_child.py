@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError, TgenError, is_out_of_memory
+from tgen.machine.resource_limit import set_limit
 from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
@@ -42,9 +43,9 @@ def main() -> None:
     sys.stdout = sys.stderr  # whatever a library prints
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        _set_limit("RLIMIT_AS", request["memory"])
+        set_limit("RLIMIT_AS", request["memory"])
         # In case the parent is killed and cannot kill this process.
-        _set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
+        set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
         answer: dict[str, Any] = {"kill": False}
         try:
             answer = {"left_out": _read(request, out)}
@@ -180,16 +181,6 @@ def _decode(data: bytes, encoding: str | None) -> str:
         hint = "save it as UTF-8, or add --encoding NAME, for example cp1252"
         raise CorpusError(f"is not {encoding or 'UTF-8'}", hint) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _set_limit(resource_name: str, limit: int) -> None:
-    """Limit this process's use of a resource, where the platform supports it."""
-    with suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
-
-        number = getattr(resource, resource_name)
-        hard = resource.getrlimit(number)[1]
-        resource.setrlimit(number, (limit, hard))
 
 
 def _to_line(text: str) -> str:

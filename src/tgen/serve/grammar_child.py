@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from tgen.errors import UsageError
 from tgen.generation.constrained import Grammars
+from tgen.machine.resource_limit import set_limit
 
 _BYTES = 1 << 30  # of memory that a fork may have
 _POLL_SECONDS = 0.02  # until a slow grammar is noticed
@@ -170,10 +171,7 @@ def _make_fork(grammars: Grammars) -> _Fork:
 
 def _compile_all(grammars: Grammars, connection: Connection) -> NoReturn:
     """Answer constraints until the connection or the time of one ends; end the process."""
-    with suppress(ImportError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, resource.RLIM_INFINITY))
+    set_limit("RLIMIT_DATA", _BYTES)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # Python cannot delay it
     with suppress(EOFError, MemoryError, RecursionError, OSError):
         while True:
