@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.lora.model_with_adapter import load
 from tgen.machine.memory import free_ram
+from tgen.machine.resource_limit import set_limit
 from tgen.reports.inspection import Matrix
 
 _LOWEST_PRIORITY = 19
@@ -43,7 +43,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     if hasattr(os, "nice"):
         os.nice(_LOWEST_PRIORITY)
-    _limit_memory()
+    if (free := free_ram()) is not None:
+        set_limit("RLIMIT_DATA", max(int(_MEMORY_SHARE * free), _MIN_BYTES))
     import torch
 
     torch.set_num_threads(1)
@@ -81,19 +82,8 @@ def _open(request: dict[str, Any]) -> Inspector:
     return Inspector(bundle, None)
 
 
-def _limit_memory() -> None:
-    free = free_ram()
-    with suppress(ImportError, ValueError):
-        import resource
-
-        if free is not None:
-            limit = max(int(_MEMORY_SHARE * free), _MIN_BYTES)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-
-
-def _heads(inspector: Inspector, request: dict[str, Any]) -> dict[str, Any]:
+def _heads(inspector: Inspector, _: dict[str, Any]) -> dict[str, Any]:
     """Return a small picture of each head, layer by layer."""
-    del request
     config = inspector.config
     pictures = []
     for layer in range(config.n_layers):
