@@ -137,12 +137,11 @@ def load(
     same. Raises UsageError, ModelError or TokenizerError.
     """
     options = EngineOptions(device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
-    valid = path is None or isinstance(path, (str, Path))
-    require(valid, "path", repr(path), "a path or the name of a model")
-    valid = adapter is None or isinstance(adapter, (str, Path))
-    require(valid, "adapter", repr(adapter), "the directory of an adapter")
-    valid = draft_model is None or isinstance(draft_model, (str, Path))
-    require(valid, "draft_model", repr(draft_model), "a path or the name of a model")
+    named = "a path or the name of a model"
+    expected = {"path": named, "adapter": "the directory of an adapter", "draft_model": named}
+    for name, value in (("path", path), ("adapter", adapter), ("draft_model", draft_model)):
+        valid = value is None or isinstance(value, (str, Path))
+        require(valid, name, repr(value), expected[name])
     if path is None and adapter is not None:
         path, adapter = Path(adapter), None
     adapter = None if adapter is None else Path(adapter)

@@ -218,7 +218,7 @@ class LoadedModel:
         """
         config = sampling or self.sampling({})
         requests = [
-            self.request(ids, replace(config, seed=row_seed(config.seed, row)))
+            self.request(ids, config.with_seed(row_seed(config.seed, row)))
             for row, ids in enumerate(prompts)
         ]
         yield from self.complete(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tgen.config import CONSTRAINTS, SamplingConfig, raw
 from tgen.engine.base import Logits
 from tgen.errors import TgenError, UsageError
-from tgen.generation.json_schema import Translation, translate
+from tgen.generation.json_schema import ONE_LINE, Translation, translate
 from tgen.generation.schema_keywords import SchemaError
 
 try:
@@ -256,11 +256,31 @@ class Grammars:
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", _CORRECT, field=kind) from None
         grammar = _to_llguidance(kind, value, self._missing_characters)
+        return self._compile_checked(kind, grammar, schemas, lines)
+
+    def _compile_schema(self, value: str | bytes, *, closed: bool = True) -> _Grammar:
+        """Compile a JSON schema; not `closed`: with all properties that it allows."""
+        translation, grammar = _translate(value, closed=closed)
+        try:
+            return self._compile_checked("json_schema", grammar, translation)
+        except UsageError as error:
+            if not closed or _NO_TEXT not in error.message:
+                raise
+        return self._compile_schema(value, closed=False)
+
+    def _compile_checked(
+        self, kind: str, grammar: str, schemas: Translation, lines: Sequence[int] = ()
+    ) -> _Grammar:
+        """Compile a grammar of llguidance; raises UsageError if it is invalid or allows no text."""
         matcher = self._compile(kind, grammar)
         if matcher.is_error():
             self._check_patterns(kind, schemas.patterns)
         _check(matcher, kind, lines)
-        _check_first(matcher, kind)
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        _check(first, kind)
+        if matcher.is_stopped():
+            raise _error(kind, _NO_TEXT)
         return _Grammar(matcher, schemas.longest, schemas.notes)
 
     def _compile(self, kind: str, grammar: str) -> LLMatcher:
@@ -268,22 +288,6 @@ class Grammars:
         return _on_large_stack(
             lambda: LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), kind
         )
-
-    def _compile_schema(self, value: str | bytes, *, closed: bool = True) -> _Grammar:
-        """Compile a JSON schema; not `closed`: with all properties that it allows."""
-        kind = "json_schema"
-        translation, grammar = _translate(value, closed=closed)
-        matcher = self._compile(kind, grammar)
-        try:
-            if matcher.is_error():
-                self._check_patterns(kind, translation.patterns)
-            _check(matcher, kind)
-            _check_first(matcher, kind)
-        except UsageError as error:
-            if not closed or _NO_TEXT not in error.message:
-                raise
-            return self._compile_schema(value, closed=False)
-        return _Grammar(matcher, translation.longest, translation.notes)
 
     def _check_patterns(self, kind: str, patterns: Mapping[str, str]) -> None:
         """Raise UsageError for the first invalid regular expression of a schema; by its path."""
@@ -349,15 +353,6 @@ def _on_large_stack(compute: Callable[[], LLMatcher], kind: str) -> LLMatcher:
         return result.result(_MAX_SECONDS)
     except TimeoutError:
         raise _error(kind, f"takes more than {_MAX_SECONDS} s to compile") from None
-
-
-def _check_first(matcher: LLMatcher, kind: str) -> None:
-    """Raise UsageError if a matcher allows no first token."""
-    first = matcher.deep_copy()
-    first.compute_bitmask()
-    _check(first, kind)
-    if matcher.is_stopped():
-        raise _error(kind, _NO_TEXT)
 
 
 def _check(matcher: LLMatcher, kind: str, lines: Sequence[int] = ()) -> None:
@@ -440,15 +435,7 @@ def _ascii_classes(regex: str) -> str:
 
 
 def _schema_to_llguidance(schema: Any) -> str:
-    # Exactly one space after colons and commas: flexible whitespace could repeat endlessly.
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema),
-        overrides={
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-        },
-    )
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=ONE_LINE)
 
 
 def _to_lark(grammar: str) -> tuple[str, Sequence[int], Translation]:

@@ -8,7 +8,6 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from llguidance.gbnf_to_lark import GbnfToLarkError
 from llguidance.gbnf_to_lark import gbnf_to_lark as convert
@@ -41,20 +40,14 @@ _IN_STRING = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ANY_CHARACTER = "[\\x00-\U0010ffff]"
 
 
-class LarkGrammar(NamedTuple):
-    """A Lark grammar, and for each of its lines the number of the line that it was made from."""
-
-    text: str
-    lines: list[int]
-
-
 def is_gbnf(text: str) -> bool:
     """Return whether a grammar is in GBNF, which defines rules by `::=`, and not in Lark."""
     return _RULE.search(text) is not None
 
 
-def gbnf_to_lark(text: str) -> LarkGrammar:
-    """Convert a grammar from GBNF to Lark. Raises ValueError with the line of the first error."""
+def gbnf_to_lark(text: str) -> tuple[str, list[int]]:
+    """Convert a grammar from GBNF to Lark; return for each of its lines the line that it was made
+    from, too. Raises ValueError with the line of the first error."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
     rewriter = _Rewriter()
@@ -76,7 +69,7 @@ def gbnf_to_lark(text: str) -> LarkGrammar:
         raise ValueError(f"line {where}: {reason[:1].lower()}{reason[1:]}") from None
     except RecursionError:
         raise ValueError("the nesting is too deep") from None
-    return LarkGrammar(lark, _source_lines(lark, rewriter.lines))
+    return lark, _source_lines(lark, rewriter.lines)
 
 
 @dataclass

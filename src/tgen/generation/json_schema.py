@@ -33,6 +33,8 @@ from tgen.generation.schema_sizes import shortest, values_of, without
 MAX_INTEGER = 2**53 - 1  # the largest that every JSON reader represents exactly
 MAX_LENGTH = 16_384  # characters of a string without maxLength, pattern and format
 MAX_ITEMS = 1_000  # of an array without maxItems
+# Options of llguidance: one space after colons and commas, as white space could repeat endlessly.
+ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DECIMALS = 9  # of a number; llguidance's multipleOf has no more
 _MAX_ALTERNATIVES = 1_000  # conjunctions of a schema
 _ALL = "*"  # all items of an array

@@ -14,7 +14,6 @@ reads and writes its files.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Protocol
@@ -77,7 +76,7 @@ def generate(
     Prompt i uses the seed `row_seed(sampling.seed, i)`. See `generate_requests`.
     """
     requests = [
-        Request(prompt, replace(sampling, seed=row_seed(sampling.seed, i)))
+        Request(prompt, sampling.with_seed(row_seed(sampling.seed, i)))
         for i, prompt in enumerate(prompts)
     ]
     yield from generate_requests(

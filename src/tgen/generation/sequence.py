@@ -173,15 +173,12 @@ class SequenceState:
     @property
     def complete(self) -> bool:
         """Whether the text satisfies its constraint and did not run out of allowed tokens."""
-        return not self._no_candidates and (self._stopped_by_string or self._satisfies)
+        has_stop_string = self._stop_strings.found is not None
+        return not self._no_candidates and (has_stop_string or self._satisfies)
 
     @property
     def _satisfies(self) -> bool:
         return self._matcher is None or self._matcher.complete
-
-    @property
-    def _stopped_by_string(self) -> bool:
-        return self._stop_strings.found is not None
 
     def process_logits(self, logits: Logits) -> None:
         """Apply processors and constraints to the logits (V,) of the next token, in place."""
@@ -230,7 +227,7 @@ class SequenceState:
     def _finish_reason(self, token: int) -> Finish | None:
         stopped = self._matcher is not None and self._matcher.stopped
         is_end = token in self._vocabulary.ends or token in self._ends
-        if is_end or self._stopped_by_string or stopped:
+        if is_end or self._stop_strings.found is not None or stopped:
             return "stop"
         if len(self.tokens) - self.prompt_length == self.sampling.max_new_tokens:
             return "length"

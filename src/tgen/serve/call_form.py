@@ -14,13 +14,12 @@ from urllib.parse import urldefrag, urljoin
 
 from tgen.chat.call_syntax import PLAIN, CallSyntax
 from tgen.errors import TgenError
+from tgen.generation.json_schema import ONE_LINE
 from tgen.serve.http_error import bad_request
 from tgen.serve.text_request import ChatRequest
 from tgen.serve.tool_fields import Tool, ToolChoice
 
 _MAX_CALLS = 16  # per text
-# One space after colons and commas, none elsewhere: white space could repeat endlessly.
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _PLACE = re.compile(  # of a tool in the constraint
     r"(?:line (\d+)|\$defs\.tool(\d{1,3})|anyOf\[(\d+)\]\.properties\.arguments)(?:\.|: )"
 )
@@ -190,7 +189,7 @@ def _address(i: int, schema: Mapping[str, Any]) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _ONE_LINE}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False)
 
 
 def _quote(text: str) -> str:
