@@ -171,7 +171,7 @@ def names(models: ServedModels) -> list[str]:
 async def generate(models: ServedModels, name: str) -> Job:
     """Start a text."""
     with models.visit(name) as visit:
-        await visit.wait()
+        await visit.ready
         served = models.get(name)
     served.engine.reserve(1)
     sampling = served.model.sampling({"max_new_tokens": 5, "json_schema": {"type": "array"}})
@@ -226,7 +226,7 @@ def test_unloaded_models_are_freed_and_a_base_stays_with_its_adapter(
 
 async def visit(models: ServedModels, name: str) -> None:
     with models.visit(name) as one:
-        await one.wait()
+        await one.ready
 
 
 def test_a_model_that_generates_is_not_unloaded(other: Path) -> None:
@@ -259,12 +259,12 @@ def test_a_model_stays_until_those_who_waited_for_it_have_used_it(other: Path) -
         first = ExitStack()
         of_a = first.enter_context(models.visit("a"))
         with models.visit("b") as of_b:
-            await of_a.wait()
+            await of_a.ready
             while not models._lacks_room:
                 await asyncio.sleep(0)
             assert names(models) == ["a"]
             first.close()
-            await of_b.wait()
+            await of_b.ready
             assert names(models) == ["b"]
 
     assert run(sources, test, 1).names == ["a", "b"]

@@ -137,7 +137,7 @@ def test_an_error_in_json_does_not_tell_how_to_configure_python() -> None:
 def test_an_unknown_field_with_an_unpaired_surrogate_is_named_in_the_response() -> None:
     with pytest.raises(HttpError) as error:
         parse(rb'{"prompt": "Hi", "\ud800": 1}', CompletionRequest, "m")
-    assert json.loads(error.value.response().body)["error"]["param"] == "\ud800"
+    assert json.loads(error.value.response("").body)["error"]["param"] == "\ud800"
 
 
 @pytest.mark.parametrize(

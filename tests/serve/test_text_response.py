@@ -44,9 +44,8 @@ def respond(n_events: int, form: OpenAIForm, *, stream: bool) -> tuple[FakeAnswe
     async def main() -> None:
         job: Any = Job([], stream=stream)
         job.events = lambda: asyncio.sleep(0, [0] * n_events)
-        options: dict[str, Any] = {"stream": stream, "timeout": 60}
         any_answer: Any = answer
-        response = TextResponse(Mock(), Mock(), job, any_answer, form, **options)
+        response = TextResponse(Mock(), Mock(), job, any_answer, form, timeout=60, notes=())
         await response({"type": "http"}, receive, send)
 
     asyncio.run(main())

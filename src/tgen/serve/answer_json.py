@@ -29,11 +29,10 @@ class Answer:
         fingerprint: str,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        self._request, self._prompt_tokens = request, prepared.prompt_tokens
+        self._request, self.prompt_tokens = request, prepared.prompt_tokens
         self._with_logprobs = request.n_top is not None
-        self._calls = prepared.calls
         self._texts = [
-            _Text(token_bytes, chat=request.chat, calls=self._calls) for _ in prepared.requests
+            _Text(token_bytes, chat=request.chat, calls=prepared.calls) for _ in prepared.requests
         ]
         for i, text in enumerate(self._texts):
             text.new = prepared.echoes[i // request.per_prompt] if prepared.echoes else ""
@@ -70,11 +69,6 @@ class Answer:
         return [text.finish for text in self._texts if text.finish]
 
     @property
-    def prompt_tokens(self) -> int:
-        """Number of tokens of all prompts."""
-        return self._prompt_tokens
-
-    @property
     def new_tokens(self) -> int:
         """Number of generated tokens of all texts, end tokens included."""
         return sum(text.n_tokens for text in self._texts)
@@ -82,7 +76,7 @@ class Answer:
     @property
     def n_described(self) -> int:
         """Number of new tokens whose log-probabilities are in the answer."""
-        return sum(text.n_described for text in self._texts)
+        return sum(len(text.tokens) for text in self._texts)
 
     def whole(self) -> dict[str, Any]:
         """Return the answer to a request that is not a stream."""
@@ -146,9 +140,9 @@ class Answer:
 
     def _usage(self) -> dict[str, Any]:
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.new_tokens,
-            "total_tokens": self._prompt_tokens + self.new_tokens,
+            "total_tokens": self.prompt_tokens + self.new_tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
 
@@ -164,7 +158,7 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
-        self._tokens: list[Token | TokenLogprobs] = []
+        self.tokens: list[Token | TokenLogprobs] = []  # with log-probabilities
         self._with_prompt = False
         self.new = ""
         self.n_tokens, self.logprob = 0, 0.0
@@ -172,19 +166,14 @@ class _Text:
         self._finish_taken = False
 
     @property
-    def n_described(self) -> int:
-        """Number of new tokens with log-probabilities."""
-        return len(self._tokens)
-
-    @property
     def has_new_content(self) -> bool:
         """Whether the next chunk has text, log-probabilities or the end."""
         calls = self.reader is not None and self.reader.deltas
-        return bool(self.new or self._tokens or calls or (self.finish and not self._finish_taken))
+        return bool(self.new or self.tokens or calls or (self.finish and not self._finish_taken))
 
     def add_prompt(self, prompt: PromptScores) -> None:
         """Add the tokens of the prompt, whose text is `new`."""
-        self._tokens += prompt.tokens
+        self.tokens += prompt.tokens
         self._with_prompt = bool(prompt.tokens)
         text = b"".join(self._token_bytes(token.id) for token in prompt.tokens)
         if text.startswith(b" ") and not self.new.startswith(" "):
@@ -200,7 +189,7 @@ class _Text:
         self.new += self.reader.feed(token.id, text, last=token.last) if self.reader else text
         # The end token has no text; clients that ask for the prompt's tokens count all of them.
         if with_logprobs and (self._with_prompt or self._token_bytes(token.id)):
-            self._tokens.append(token)
+            self.tokens.append(token)
         if token.finish:
             self.finish = "stop" if token.finish == "stop" else "length"
             if self.reader and self.reader.calls and token.complete:
@@ -208,8 +197,8 @@ class _Text:
 
     def take(self, *, with_logprobs: bool) -> tuple[str, dict[str, Any] | None]:
         """Return the new text and its tokens' log-probabilities."""
-        content, tokens = self.new, self._tokens
-        self.new, self._tokens = "", []
+        content, tokens = self.new, self.tokens
+        self.new, self.tokens = "", []
         self._finish_taken = self.finish is not None
         if not with_logprobs:
             return content, None

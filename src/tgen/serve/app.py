@@ -27,7 +27,6 @@ from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import (
     HttpError,
     bad_request,
-    internal_error,
     timed_out,
     to_http,
     unavailable,
@@ -120,11 +119,11 @@ class Service:
         self._router = Starlette(
             routes=self._make_routes(),
             exception_handlers={
-                TgenError: _answer_tgen_error,
+                TgenError: _answer_error,
                 HTTPException: _answer_http_exception,
                 ClientDisconnect: _answer_nobody,
                 RecursionError: _answer_deep_body,
-                Exception: _answer_bug,
+                Exception: _answer_error,
             },
         )
         self._router.router.redirect_slashes = False
@@ -197,8 +196,7 @@ class Service:
         self._inspection.close()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
-    async def _health(self, request: Request) -> Response:
-        del request
+    async def _health(self, _: Request) -> Response:
         self._models.check_open()
         return JSONResponse({"status": "ok"})
 
@@ -207,14 +205,12 @@ class Service:
             return await page_files.get_page(request)
         return PlainTextResponse(front_page.render(str(request.base_url), [*self._models.sources]))
 
-    async def _get_metrics(self, request: Request) -> Response:
-        del request
+    async def _get_metrics(self, _: Request) -> Response:
         n_running, n_waiting = self._models.n_running, self._models.n_waiting
         text = self._metrics.render(n_running=n_running, n_waiting=n_waiting)
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
-    async def _list_models(self, request: Request) -> Response:
-        del request
+    async def _list_models(self, _: Request) -> Response:
         models = [self._describe_model(source) for source in self._models.sources.values()]
         return JSONResponse({"object": "list", "data": models})
 
@@ -226,13 +222,11 @@ class Service:
         model |= {"owned_by": "tgen", "max_model_len": source.context_length}
         return model | ({"parent": source.base} if source.base else {})
 
-    async def _list_ollama_models(self, request: Request) -> Response:
-        del request
+    async def _list_ollama_models(self, _: Request) -> Response:
         sizes = {source.name: source.n_bytes for source in self._models.sources.values()}
         return JSONResponse(ollama.list_models(sizes, self._created))
 
-    async def _list_loaded_models(self, request: Request) -> Response:
-        del request
+    async def _list_loaded_models(self, _: Request) -> Response:
         loaded = {served.source.name: served.model for served in self._models.loaded}
         return JSONResponse(ollama.list_loaded(loaded))
 
@@ -243,9 +237,8 @@ class Service:
                 "passages of the training text are only shown on this machine, or with --sources"
             )
             raise HttpError(403, message, code="sources_not_shown")
-        run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
         served, values = await self._open_named(request)
-        work = run(describe, served.model, served.source.name, values)
+        work = self._run(describe, served.model, served.source.name, values)
         return JSONResponse(await self._while_open(request, work))
 
     async def _inspect(self, request: Request, view: str) -> Response:
@@ -257,8 +250,7 @@ class Service:
     async def _open_named(self, request: Request) -> tuple[ServedModel, dict[str, Any]]:
         """Return the model that a request names, and the other fields of its body or query."""
         if request.method == "POST":
-            run = asyncio.get_running_loop().run_in_executor
-            values = await run(self._preparers, load_object, await self._read_body(request))
+            values = await self._run(load_object, await self._read_body(request))
         else:
             values = dict(request.query_params)
         name = values.pop("model", values.pop("name", self._models.default))
@@ -269,11 +261,10 @@ class Service:
     async def _create(self, request: Request, read: _Reader) -> Response:
         """Put the texts of a request into the queue; the response waits for them."""
         body = await self._read_body(request)
-        run = asyncio.get_running_loop().run_in_executor
         if len(body) < _SMALL_BODY:
             text_request, form = read(body, self._models.default)
         else:
-            text_request, form = await run(self._preparers, read, body, self._models.default)
+            text_request, form = await self._run(read, body, self._models.default)
         n, limit = text_request.n_texts, self._models.queue_size
         if n > limit:
             message = f"n: too many texts over all prompts (got {n:,}, limit {limit:,})"
@@ -308,7 +299,6 @@ class Service:
             job,
             answer,
             form,
-            stream=text_request.stream,
             timeout=self._limits.request_seconds,
             notes=prepared.notes,
         )
@@ -319,19 +309,22 @@ class Service:
         """Compile the constraint in its process, then prepare the texts in a worker thread; raises
         HttpError."""
         model, limits = served.model, self._limits
-        run = partial(asyncio.get_running_loop().run_in_executor, self._preparers)
         sampling, calls = text_request.sampling, None
         try:
             if isinstance(text_request, ChatRequest) and text_request.calls_tools:
-                calls = await run(find_call_form, model, text_request)
+                calls = await self._run(find_call_form, model, text_request)
                 sampling = calls.constraint
             if any(sampling.get(name) for name in CONSTRAINTS):
                 await self._while_open(request, served.grammars.check(sampling))
             max_tokens = limits.max_tokens or model.engine.context_length
             work = partial(prepare, strict=limits.strict, calls=calls)
-            return await run(work, model, text_request, max_tokens)
+            return await self._run(work, model, text_request, max_tokens)
         except TgenError as error:
             raise to_http(calls.name_tool(error) if calls else error, text_request.names) from None
+
+    def _run(self, work: Callable[..., _Result], *arguments: Any) -> asyncio.Future[_Result]:
+        """Do work in one of the threads that prepare."""
+        return asyncio.get_running_loop().run_in_executor(self._preparers, work, *arguments)
 
     async def _open_model(self, request: Request, name: str) -> ServedModel:
         """Return a model, loaded if necessary; it stays so until the next await, and while it has
@@ -341,7 +334,7 @@ class Service:
             with self._models.visit(name) as visit:
                 if not visit.ready.done():
                     async with asyncio.timeout(seconds):
-                        await self._while_open(request, visit.wait())
+                        await self._while_open(request, visit.ready)
                 return self._models.get(visit.name)
         except TimeoutError:
             raise timed_out(f"the model was not loaded within {seconds:g} seconds") from None
@@ -391,8 +384,7 @@ def _plain_path(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-async def _get_ollama_version(request: Request) -> Response:
-    del request
+async def _get_ollama_version(_: Request) -> Response:
     return JSONResponse({"version": ollama.VERSION})
 
 
@@ -401,7 +393,8 @@ async def _refuse_embeddings(request: Request) -> Response:
     raise HttpError(404, message, code="unsupported_endpoint")
 
 
-async def _answer_tgen_error(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer with an expected error, or with 500 for a bug, which uvicorn logs."""
     return to_http(error).response(request.url.path)
 
 
@@ -413,16 +406,9 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     return HttpError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    del request, error  # the client has left
-    return Response(status_code=499)
+async def _answer_nobody(*_: object) -> Response:
+    return Response(status_code=499)  # the client has left
 
 
-async def _answer_deep_body(request: Request, error: Exception) -> Response:
-    del error
+async def _answer_deep_body(request: Request, _: Exception) -> Response:
     return bad_request("the body is nested too deeply").response(request.url.path)
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    del error  # Starlette raises it again, and uvicorn logs it
-    return internal_error().response(request.url.path)

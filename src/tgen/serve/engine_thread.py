@@ -50,7 +50,7 @@ class Job:
         n_top: int | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.requests, self.n_top, self.names = requests, n_top, names
+        self.requests, self.stream, self.n_top, self.names = requests, stream, n_top, names
         self.scored: tuple[Sequence[int], list[TokenLogprobs]] = ((), [])  # the last prompt
         self.arrived = asyncio.Event()  # there are events, of all texts unless it is a stream
         self.submitted = time.perf_counter()
@@ -58,7 +58,7 @@ class Job:
         self.first_token: float | None = None
         self._events: list[Event] = []
         self._error: HttpError | None = None
-        self._stream, self._n_left = stream, len(requests)
+        self._n_left = len(requests)
 
     def add(self, text: int, event: Token | PromptScores | HttpError) -> None:
         """Take an event of a text."""
@@ -68,7 +68,7 @@ class Job:
             self.first_token = self.first_token or time.perf_counter()
             self._events.append((text, event))
             self._n_left -= event.last
-        if self._stream or self._error or not self._n_left:
+        if self.stream or self._error or not self._n_left:
             self.arrived.set()
 
     async def events(self) -> list[Event]:

@@ -56,7 +56,7 @@ class HttpError(TgenError):
         self.args = (self.message,)
         return self
 
-    def response(self, path: str = "") -> Response:
+    def response(self, path: str) -> Response:
         """Return the HTTP response to a request of `path`, where Ollama's API has another form.
 
         It is in ASCII: its names may have unpaired surrogates.

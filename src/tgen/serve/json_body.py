@@ -47,15 +47,10 @@ def check_unicode(text: str) -> str:
 
 def check_size(value: Any) -> Any:
     """Return a schema, grammar or list that is small enough; raises ValueError."""
-    kind = "schema" if isinstance(value, dict) else "value"
-    check_length(check_unicode(json.dumps(value, ensure_ascii=False)), kind)
-    return value
-
-
-def check_length(text: str, kind: str) -> None:
-    """Raise ValueError for JSON that is too long; `kind` says what it is in the message."""
-    if len(text.encode()) > _MAX_SCHEMA_BYTES:
+    if len(check_unicode(json.dumps(value, ensure_ascii=False)).encode()) > _MAX_SCHEMA_BYTES:
+        kind = "schema" if isinstance(value, dict) else "value"
         raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")
+    return value
 
 
 def is_ids(value: Any) -> TypeGuard[list[int]]:
@@ -71,6 +66,7 @@ def list_parts(content: Any, kind: str) -> Any:
 
 
 Unicode = Annotated[str, AfterValidator(check_unicode)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(check_size)]
 # Only the first of many wrong values in a list is an error: all would take seconds.
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 _Object = TypeVar("_Object", bound=JsonObject)

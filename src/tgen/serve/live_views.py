@@ -78,9 +78,8 @@ class _Length(JsonObject, extra="forbid"):
     length: Annotated[int, Field(ge=2)]
 
 
-def model_facts(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def model_facts(model: LoadedModel, name: str, _: dict[str, Any]) -> dict[str, Any]:
     """Return what the page needs to know about a model."""
-    del values
     config, tokenizer, has_template = model.bundle.config, model.tokenizer, False
     with suppress(ModelError):
         has_template = bool(model.chat_format)
@@ -125,17 +124,16 @@ def tokens(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, A
     return {"tokens": [describe_token(bytes_of, one) for one in scored], "ends": sorted(ends)}
 
 
-def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def next_token(model: LoadedModel, _: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the logits of the token after `ids`, for `samplers.js`, and the most likely tokens.
 
     Raises HttpError and ModelError.
     """
-    del name
     ids = validate(_Position, values).ids
     check_ids(ids, model.tokenizer.vocab_size, "ids")
     check_length(ids, model.engine.context_length)
     logits = model.vocabulary.only_tokens(model.next_logits(ids))
-    ((likely,), _) = sort_candidates(logits, _NAMED)
+    likely = sort_candidates(logits, _NAMED)[0][0]
     bytes_of = model.vocabulary.bytes_of
     return {
         "logits": logits_record(logits[0], also=ids),
@@ -143,12 +141,11 @@ def next_token(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[st
     }
 
 
-def cache_times(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def cache_times(model: LoadedModel, _: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the milliseconds of the last token of a text with and without the KV cache.
 
     Raises HttpError and ModelError.
     """
-    del name
     request = validate(_Length, values)
     check_ids(request.ids, model.tokenizer.vocab_size, "ids")
     n = request.length

@@ -30,12 +30,11 @@ class _Tokens(JsonObject, extra="forbid"):
     tokens: Annotated[list[int], PlainValidator(_check_ids)]
 
 
-def tokenize(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def tokenize(model: LoadedModel, _: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the ids of a text, after the tokens that start a document if `add_special` is set.
 
     A piece that is not UTF-8 is a list of bytes. Raises HttpError and UsageError.
     """
-    del name
     request = validate(_Content, values)
     encode = model.tokenizer.encode_prompt if request.add_special else model.tokenizer.encode
     ids = encode(request.content.encode())
@@ -50,9 +49,8 @@ def _piece(data: bytes) -> str | list[int]:
     return list(data)
 
 
-def detokenize(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def detokenize(model: LoadedModel, _: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the text of ids; raises HttpError."""
-    del name
     tokens = validate(_Tokens, values).tokens
     check_ids(tokens, model.tokenizer.vocab_size, "tokens")
     return {"content": model.tokenizer.decode(tokens).decode(errors="replace")}
@@ -73,9 +71,8 @@ def apply_template(model: LoadedModel, name: str, values: dict[str, Any]) -> dic
     return {"prompt": prompt}
 
 
-def properties(model: LoadedModel, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def properties(model: LoadedModel, name: str, _: dict[str, Any]) -> dict[str, Any]:
     """Return the body of /props."""
-    del values
     template = ""
     with suppress(ModelError):
         template = model.chat_format.template.source

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tgen.checkpoint.model_dir import describe, digest
 from tgen.checkpoint.model_files import adapter_files, model_files
@@ -95,17 +95,12 @@ class ServedModel:
         self.grammars.close()
 
 
-class Visit:
-    """A request that needs a model. `ready` is done when the model is loaded; it stays so until the
-    visit ends."""
+class Visit(NamedTuple):
+    """A request that needs a model. `ready` is done when the model is loaded, or has the HttpError
+    if it cannot be; the model stays loaded until the visit ends."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> None:
-        """Wait until the model is loaded; raises HttpError if it cannot be."""
-        await self.ready
+    name: str
+    ready: asyncio.Future[None]
 
 
 class ServedModels:
@@ -173,7 +168,7 @@ class ServedModels:
         for its turn, so that no model keeps others out for long.
         """
         name = self.find(name).name
-        visit = Visit(name)
+        visit = Visit(name, asyncio.get_running_loop().create_future())
         self._visits.append(visit)
         if name in self._loaded and not self._lacks_room:
             visit.ready.set_result(None)

@@ -272,9 +272,8 @@ def list_loaded(models: Mapping[str, LoadedModel]) -> dict[str, Any]:
     }
 
 
-def show(model: LoadedModel, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def show(model: LoadedModel, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body of /api/show; no value of the request changes it."""
-    del values
     config, family = model.bundle.config, model.bundle.config.family
     capabilities = ["completion"]
     with suppress(ModelError):  # no chat template

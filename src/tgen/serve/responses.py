@@ -256,11 +256,10 @@ class ResponsesForm:
         self._usage: dict[str, Any] | None = None
         self._n_events = 0
 
-    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
+    def whole(self, answer: dict[str, Any], _: Job) -> dict[str, Any]:
         """Return the response object."""
-        del job
         (choice,) = answer["choices"]
-        for _ in self._events(answer | {"choices": [choice | {"delta": choice["message"]}]}):
+        for _event in self._events(answer | {"choices": [choice | {"delta": choice["message"]}]}):
             pass
         return self._response(self._status)
 
@@ -268,9 +267,8 @@ class ResponsesForm:
         """Return the events that the chunks of a chat amount to."""
         return b"".join(self._encode(event) for chunk in chunks for event in self._events(chunk))
 
-    def end(self, job: Job) -> bytes:
+    def end(self, _: Job) -> bytes:
         """Return the event with the whole response."""
-        del job
         status = self._status
         return self._encode({"type": f"response.{status}", "response": self._response(status)})
 

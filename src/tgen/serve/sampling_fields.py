@@ -6,7 +6,7 @@ from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_
 
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, Unicode, check_size, check_unicode
+from tgen.serve.json_body import JsonObject, JsonSchema, Unicode, check_size, check_unicode
 
 _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "n_predict": "max_tokens",
@@ -74,11 +74,10 @@ _Strings = Annotated[list[str], PlainValidator(_check_strings)]
 _AnySchema = Annotated[Any, PlainValidator(_check_schema)]
 _Grammar = Annotated[Unicode, AfterValidator(check_size)]
 _Texts = Annotated[list[str], PlainValidator(_check_texts)]
-_Schema = Annotated[dict[str, Any], AfterValidator(check_size)]
 
 
 class _JsonSchema(JsonObject, extra="forbid"):
-    definition: _Schema = Field(alias="schema")
+    definition: JsonSchema = Field(alias="schema")
     name: Any = None
     description: Any = None
     strict: Any = None  # every text satisfies the schema
@@ -88,7 +87,7 @@ class _ResponseFormat(JsonObject, extra="forbid"):
     type: str = ""
     json_schema: _JsonSchema | None = None
     # in place of json_schema, as in llama.cpp or, by the name value, in text-generation-inference
-    definition: Annotated[_Schema | None, Field(validation_alias=_SCHEMA)] = None
+    definition: Annotated[JsonSchema | None, Field(validation_alias=_SCHEMA)] = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -205,9 +204,8 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, *_: object) -> None:
         """Handle a signal: drain at the first one, end at the second."""
-        del sig, frame
         self._loop.call_soon_threadsafe(self._on_signal)
 
     def finish(self) -> None:

@@ -50,18 +50,16 @@ class OpenAIForm:
 
     content_type = EVENT_STREAM
 
-    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
+    def whole(self, answer: dict[str, Any], _: Job) -> dict[str, Any]:
         """Return the answer itself."""
-        del job
         return answer
 
     def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
         """Return one server-sent event per chunk."""
         return b"".join(b"data: " + dump_json(chunk) + b"\n\n" for chunk in chunks)
 
-    def end(self, job: Job) -> bytes:
+    def end(self, _: Job) -> bytes:
         """Return the event that says that nothing is missing."""
-        del job
         return b"data: [DONE]\n\n"
 
     def error(self, error: HttpError) -> bytes:
@@ -83,19 +81,19 @@ class TextResponse(Response):
         answer: Answer,
         form: AnswerForm,
         *,
-        stream: bool,
         timeout: float,
-        notes: Sequence[str] = (),
+        notes: Sequence[str],
     ) -> None:
         """`timeout`: seconds from now until the last token. `notes` about schemas, for a header."""
         super().__init__()
         self._more_headers = {NOTES: json.dumps(notes)} if notes else {}
         self._engine, self._metrics, self._job, self._answer = engine, metrics, job, answer
-        self._form, self._stream, self._timeout = form, stream, timeout
+        self._form, self._timeout = form, timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or stop when the client leaves."""
-        work = self._send_stream(send) if self._stream else self._send_whole(scope, receive, send)
+        is_stream = self._job.stream
+        work = self._send_stream(send) if is_stream else self._send_whole(scope, receive, send)
         sending = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:

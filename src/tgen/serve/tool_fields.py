@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from tgen.serve.json_body import JsonObject, Unicode, check_length, check_unicode
+from tgen.serve.json_body import JsonObject, JsonSchema, Unicode
 
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
@@ -18,17 +18,15 @@ def _check_name(name: str) -> str:
 
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    text = check_unicode(json.dumps(schema, ensure_ascii=False))
     if schema.get("type", "object") != "object":
         raise ValueError("a schema of the type object")
-    check_length(text, "schema")
     return schema
 
 
 class _Function(JsonObject):
     name: Annotated[str, AfterValidator(_check_name)]
     description: Unicode | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
+    parameters: Annotated[JsonSchema, AfterValidator(_check_parameters)] | None = None
 
 
 class Tool(JsonObject):
