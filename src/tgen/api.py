@@ -241,7 +241,6 @@ class Stream(TextDetails, Iterator[str]):
         self._pieces = pieces
 
     def __next__(self) -> str:
-        """Return the next piece."""
         with _named_keywords():
             for token, piece in self._pieces:
                 self.add(token)
@@ -275,11 +274,9 @@ class Model:
         self._opened = None
 
     def __enter__(self) -> Self:
-        """Return the model."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the model."""
         self.close()
 
     def __repr__(self) -> str:

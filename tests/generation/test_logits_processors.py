@@ -264,7 +264,7 @@ def test_dry_does_not_overflow_for_long_repeats():
     logits = np.zeros(3, np.float32)
     repeats = Repeats()
     repeats.read([1] * 3000)
-    dry(logits, repeats, multiplier=1.0, base=1.75, allowed_length=2, breakers=())
+    dry(logits, repeats, SamplingConfig(dry_multiplier=1))
     assert logits.tolist() == [0, np.float32(-1e30), 0]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen.config import SamplingConfig
 from tgen.generation.logits_processors import (
     Occurrences,
     Repeats,
@@ -16,8 +17,8 @@ from tgen.generation.logits_processors import (
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
-def dry_by_definition(logits, tokens, *, multiplier, base, allowed_length, breakers):
-    longest = {}
+def dry_by_definition(logits, tokens, sampling, breakers):
+    allowed_length, longest = sampling.dry_allowed_length, {}
     last = len(tokens) - 1
     for i in range(last):  # a repeat that ends at i and at the end of the text
         n = 0
@@ -28,8 +29,8 @@ def dry_by_definition(logits, tokens, *, multiplier, base, allowed_length, break
     for token, n in longest.items():
         if token not in breakers:
             with np.errstate(over="ignore"):
-                factor = np.float64(base) ** (n - allowed_length)
-            logits[token] -= multiplier * min(factor, 1e30)
+                factor = np.float64(sampling.dry_base) ** (n - allowed_length)
+            logits[token] -= sampling.dry_multiplier * min(factor, 1e30)
 
 
 def ngrams_by_definition(logits, tokens, n):
@@ -51,14 +52,14 @@ def ngrams_by_definition(logits, tokens, n):
 )
 def test_penalties_equal_their_definitions(text, n_prompt, start, window, breakers, allowed):
     repeats, ngrams = Repeats(window=window, breakers=breakers), Repeats()
-    options = dict(multiplier=0.8, base=1.75, allowed_length=allowed, breakers=breakers)
+    sampling = SamplingConfig(dry_multiplier=0.8, dry_allowed_length=allowed)
     for n in range(min(n_prompt, len(text)), len(text) + 1):
         seen = text[start:n]
         repeats.read(text[:n], start)
         ngrams.read(text[:n], start)
         expected, result = np.zeros((2, 4), np.float32)
-        dry_by_definition(expected, seen[-window:], **options)
-        dry(result, repeats, **options)
+        dry_by_definition(expected, seen[-window:], sampling, breakers)
+        dry(result, repeats, sampling)
         assert result.tolist() == expected.tolist()
         expected, result = np.zeros((2, 4), np.float32)
         ngrams_by_definition(expected, seen, allowed)
@@ -78,9 +79,9 @@ def test_repeats_of_periodic_texts_equal_their_definition():
         assert repeats.ids.tolist() == at_once.ids.tolist() == text
         assert repeats.lengths.tolist() == at_once.lengths.tolist()
         expected, result = np.zeros((2, 10))
-        options = dict(multiplier=0.8, base=1.1, allowed_length=2, breakers=())
-        dry_by_definition(expected, text, **options)
-        dry(result, at_once, **options)
+        sampling = SamplingConfig(dry_multiplier=0.8, dry_base=1.1)
+        dry_by_definition(expected, text, sampling, ())
+        dry(result, at_once, sampling)
         assert result.tolist() == expected.tolist()
 
 

@@ -84,11 +84,12 @@ def test_penalties_equal_those_of_transformers(text, seed):
     logits = random_logits(seed, 1, 10)[0]
     counts = Counter(text)
     result = logits.astype(np.float64)
-    logits_processors.penalize_repetition(result, counts, repetition=1.3)
+    penalize = logits_processors.penalize_repetition
+    penalize(result, counts, SamplingConfig(repetition_penalty=1.3))
     expected = theirs(logits[None], reference.RepetitionPenaltyLogitsProcessor(1.3), [text])[0]
     np.testing.assert_allclose(result, expected, rtol=1e-12)
     result = logits.astype(np.float64)
-    logits_processors.penalize_repetition(result, counts, presence=0.5, frequency=0.25)
+    penalize(result, counts, SamplingConfig(presence_penalty=0.5, frequency_penalty=0.25))
     for i in range(10):
         assert result[i] == pytest.approx(logits[i] - 0.25 * counts[i] - 0.5 * (counts[i] > 0))
     for n in (1, 2, 3):

@@ -26,22 +26,19 @@ _SEARCHED_TOKENS = 12  # before the last chance of required words, to find the e
 
 
 def penalize_repetition(
-    logits: NDArray[np.floating],
-    counts: Mapping[int, int],
-    *,
-    repetition: float = 1.0,
-    presence: float = 0.0,
-    frequency: float = 0.0,
+    logits: NDArray[np.floating], counts: Mapping[int, int], sampling: SamplingConfig
 ) -> None:
-    """Penalize tokens, which occur `counts` times: `repetition` divides positive and multiplies
-    negative logits (Keskar et al. 2019), `presence` is subtracted once, `frequency` once per
-    occurrence."""
+    """Penalize tokens, which occur `counts` times: the repetition penalty divides positive and
+    multiplies negative logits (Keskar et al. 2019), the presence penalty is subtracted once, the
+    frequency penalty once per occurrence."""
+    factor = sampling.repetition_penalty
     ids = np.fromiter(counts, np.int64, len(counts))
     values = logits[ids]
-    values = np.where(values > 0, values / repetition, values * repetition)
-    logits[ids] = values - presence
-    if frequency:
-        logits[ids] -= frequency * np.fromiter(counts.values(), np.int64, len(counts))
+    values = np.where(values > 0, values / factor, values * factor)
+    logits[ids] = values - sampling.presence_penalty
+    if sampling.frequency_penalty:
+        numbers = np.fromiter(counts.values(), np.int64, len(counts))
+        logits[ids] -= sampling.frequency_penalty * numbers
 
 
 class Occurrences:
@@ -73,7 +70,7 @@ class Repeats:
 
     def __init__(self, *, window: int = 0, breakers: Collection[int] = ()) -> None:
         """Consider the last `window` tokens, or all (0); tokens of `breakers` end a repeat."""
-        self._window, self._breakers = window, breakers
+        self._window, self.breakers = window, breakers
         self._n_read = 0
         self.ids = np.zeros(0, np.int64)
         self.lengths = np.zeros(0, np.int64)
@@ -86,11 +83,11 @@ class Repeats:
             self._append(new[0])
         elif new:
             self.ids = np.concatenate([self.ids, np.asarray(new, np.int64)])[-self._window :]
-            self.lengths = np.array(_repeat_lengths(self.ids.tolist(), self._breakers), np.int64)
+            self.lengths = np.array(_repeat_lengths(self.ids.tolist(), self.breakers), np.int64)
 
     def _append(self, token: int) -> None:
         one_longer = np.concatenate([[1], self.lengths + 1])
-        if token in self._breakers:
+        if token in self.breakers:
             one_longer[:] = 0
         self.lengths = np.where(self.ids == token, one_longer, 0)
         self.ids = np.append(self.ids, token)
@@ -125,25 +122,18 @@ def forbid_repeated_ngrams(logits: NDArray[np.floating], repeats: Repeats, n: in
         logits[repeats.ids[:1]] = -np.inf
 
 
-def dry(
-    logits: NDArray[np.floating],
-    repeats: Repeats,
-    *,
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-    breakers: Collection[int],
-) -> None:
+def dry(logits: NDArray[np.floating], repeats: Repeats, sampling: SamplingConfig) -> None:
     """DRY: subtract multiplier * base^(n - allowed_length) from each token that would extend a
-    repeat of n >= allowed_length tokens, unless it is one of `breakers`."""
-    repeated = repeats.lengths >= allowed_length
+    repeat of n >= allowed_length tokens, unless it is a breaker."""
+    repeated = repeats.lengths >= sampling.dry_allowed_length
     longest = np.zeros(len(logits), np.int64)
     np.maximum.at(longest, repeats.ids[1:][repeated], repeats.lengths[repeated])
     with np.errstate(over="ignore"):
         for token in np.flatnonzero(longest).tolist():
-            if token not in breakers:
-                factor = np.float64(base) ** (int(longest[token]) - allowed_length)
-                logits[token] -= multiplier * min(factor, 1e30)
+            if token not in repeats.breakers:
+                n_more = int(longest[token]) - sampling.dry_allowed_length
+                factor = np.float64(sampling.dry_base) ** n_more
+                logits[token] -= sampling.dry_multiplier * min(factor, 1e30)
 
 
 class TextState(NamedTuple):
@@ -323,23 +313,10 @@ class LogitsProcessors:
         sampling = self._sampling
         if sampling.penalizes_occurrence:
             state.seen.read(tokens, start)
-            penalize_repetition(
-                logits,
-                state.seen.counts,
-                repetition=sampling.repetition_penalty,
-                presence=sampling.presence_penalty,
-                frequency=sampling.frequency_penalty,
-            )
+            penalize_repetition(logits, state.seen.counts, sampling)
         if sampling.dry_multiplier:
             state.dry.read(tokens, start)
-            dry(
-                logits,
-                state.dry,
-                multiplier=sampling.dry_multiplier,
-                base=sampling.dry_base,
-                allowed_length=sampling.dry_allowed_length,
-                breakers=self._breakers,
-            )
+            dry(logits, state.dry, sampling)
         if sampling.no_repeat_ngram:
             state.ngrams.read(tokens, start)
             forbid_repeated_ngrams(logits, state.ngrams, sampling.no_repeat_ngram)

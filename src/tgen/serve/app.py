@@ -278,11 +278,8 @@ class Service:
             engine.release(n)
             raise
         token_bytes, name = model.vocabulary.bytes_of, served.source.name
-        facts = prepared, name, served.fingerprint, token_bytes
-        if isinstance(text_request, TokensRequest):
-            answer: Answer = TokenAnswer(text_request, *facts)
-        else:
-            answer = Answer(text_request, *facts)
+        kind = TokenAnswer if isinstance(text_request, TokensRequest) else Answer
+        answer = kind(text_request, prepared, name, served.fingerprint, token_bytes)
         job = Job(
             prepared.requests,
             stream=text_request.stream,

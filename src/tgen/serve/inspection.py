@@ -100,8 +100,7 @@ class InspectionProcess:
         except (EOFError, OSError):
             message = "the text takes too much memory to inspect; shorten it"
             raise HttpError(400, message, code="out_of_memory") from None
-        result: dict[str, Any] = json.loads(answer)
-        return result
+        return dict(json.loads(answer))
 
 
 def _check(model: LoadedModel, view: str, request: _Request) -> None:

@@ -12,7 +12,7 @@ from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import Event
 from tgen.serve.preparation import PreparedTexts
-from tgen.serve.text_request import CompletionRequest
+from tgen.serve.text_request import CompletionRequest, TextRequest
 
 MAX_TOP = 50
 TokenBytes = Callable[[int], bytes]
@@ -29,7 +29,7 @@ class TokenAnswer(Answer):
 
     def __init__(
         self,
-        request: TokensRequest,
+        request: TextRequest,
         prepared: PreparedTexts,
         model: str,
         fingerprint: str,
