@@ -113,33 +113,30 @@ def generate_requests(
     Without `on_error` the error is raised.
     """
     arrivals = _Arrivals(source, vocabulary, on_error)
-    active: list[SequenceState] = []
+    batch = _Batch(engine, drafts if kv_cache else None, on_error, kv_cache=kv_cache)
     while True:
         left = cancelled()
         arrivals.drop(left)
-        active = _remove(engine, active, left, drafts, on_error)
-        new = arrivals.take(engine, active, batch_size)
-        if not active and not new:
+        batch.remove(left)
+        new = arrivals.take(engine, batch.active, batch_size)
+        if not batch.active and not new:
             return
         while new:
             try:
-                _prefill_new(engine, active, new, prompt_cache, kv_cache=kv_cache)
+                batch.add(new, prompt_cache)
             except Exception as error:
                 if not lacks_memory(error):
                     raise
                 _report({new.pop().number: error}, on_error)  # the others may fit
             else:
                 break
-        active += new
-        if not active:
+        if not batch.active:
             continue
-        tokens, errors = _step(
-            engine, active, vocabulary, drafts if kv_cache else None, kv_cache=kv_cache
-        )
+        tokens, errors = batch.step(vocabulary)
         yield from tokens
         _report(errors, on_error)
         ended = {token.sequence for token in tokens if token.finish} | errors.keys()
-        active = _remove(engine, active, ended, drafts, on_error, compact=bool(new))
+        batch.remove(ended, compact=bool(new))
 
 
 class _Arrivals:
@@ -204,29 +201,141 @@ def _report(errors: Mapping[int, Exception], on_error: ErrorHandler | None) -> N
         on_error(number, error)
 
 
-def _remove(
-    engine: Engine,
-    active: list[SequenceState],
-    numbers: Collection[int],
-    drafts: Drafter | None,
-    on_error: ErrorHandler | None,
-    *,
-    compact: bool = False,
-) -> list[SequenceState]:
-    """Remove sequences from the engine; return the others in slot order."""
-    left = [state for state in active if state.number not in numbers]
-    if len(left) < len(active) and drafts is not None:
-        drafts.forget(numbers)
-    if not compact and len(left) == len(active):
-        return left
-    try:
-        return _compact(engine, left)
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        newest = max(state.number for state in left)
-        _report({newest: error}, on_error)
-        return _remove(engine, left, [newest], drafts, on_error)
+class _Batch:
+    """The active sequences, each in a slot of the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        drafter: Drafter | None,
+        on_error: ErrorHandler | None,
+        *,
+        kv_cache: bool,
+    ) -> None:
+        self._engine, self._drafter, self._on_error = engine, drafter, on_error
+        self._kv_cache = kv_cache
+        self.active: list[SequenceState] = []
+
+    def remove(self, numbers: Collection[int], *, compact: bool = False) -> None:
+        """Remove sequences from the engine; the others are in slot order then."""
+        left = [state for state in self.active if state.number not in numbers]
+        has_removed = len(left) < len(self.active)
+        if has_removed and self._drafter is not None:
+            self._drafter.forget(numbers)
+        self.active = left
+        if not compact and not has_removed:
+            return
+        try:
+            self._compact()
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            newest = max(state.number for state in left)
+            _report({newest: error}, self._on_error)
+            self.remove([newest])
+
+    def add(self, new: list[SequenceState], cache: PromptCache | None) -> None:
+        """Assign slots to new sequences, with the keys and values of known prefixes.
+
+        Samples of one prompt share a slot until their first tokens differ.
+        """
+        engine, n_active = self._engine, len(self.active)
+        prompts = [list(prompt) for prompt in dict.fromkeys(tuple(state.tokens) for state in new)]
+        if n_active:
+            lengths, sources, shared = engine.lengths, [], []
+            for prompt in prompts:
+                n, _, slot = max(  # the shortest sequence with the longest prefix
+                    (
+                        _reusable_length(state, prompt, engine.context_length),
+                        -lengths[state.slot],
+                        state.slot,
+                    )
+                    for state in self.active
+                )
+                sources.append(slot)
+                shared.append(n)
+            engine.select([*range(n_active), *sources], [*lengths, *shared])
+        else:
+            self._prefill_shared(prompts, cache)
+            engine.select([0] * len(prompts))
+        for state in new:
+            state.slot = n_active + prompts.index(state.tokens)
+        self.active += new
+
+    def _prefill_shared(self, prompts: list[list[int]], cache: PromptCache | None) -> None:
+        """Reset the engine to one sequence: the prefix that all prompts share."""
+        slides = max(map(len, prompts)) > self._engine.context_length
+        if slides or not self._kv_cache:  # slid windows share nothing
+            reset(self._engine, 1)
+            return
+        # Each prompt has at least one more token, whose logits are needed.
+        n_shared = common_prefix_length(min(prompts), max(prompts))
+        prefix = prompts[0][: min(n_shared, min(map(len, prompts)) - 1)]
+        n = restore_prefix(self._engine, prefix, cache)
+        if len(prompts) > 1 and n < len(prefix):
+            self._engine.extend([prefix[n:]])
+
+    def _compact(self) -> None:
+        """Give every sequence its own slot from 0 on, in order, moving as few as possible."""
+        n_active = len(self.active)
+        by_slot: dict[int, SequenceState] = {}
+        to_move = []
+        for state in self.active:
+            if state.slot < n_active and state.slot not in by_slot:
+                by_slot[state.slot] = state
+            else:
+                to_move.append(state)
+        free = [slot for slot in range(n_active) if slot not in by_slot]
+        by_slot |= dict(zip(free, to_move, strict=True))
+        ordered = [by_slot[slot] for slot in range(n_active)]
+        sources = [state.slot for state in ordered] or [0]  # its tokens may be used again
+        if sources != list(range(len(self._engine.lengths))):
+            self._engine.select(sources)
+        for slot, state in enumerate(ordered):
+            state.slot = slot
+        self.active = ordered
+
+    def step(self, vocabulary: Vocabulary) -> tuple[list[Token], dict[int, Exception]]:
+        """Run one pass; return the accepted tokens, and the errors of sequences by their number."""
+        engine, active = self._engine, self.active
+        first = {state.slot: state for state in reversed(active)}
+        slots = [first[slot] for slot in range(len(first))]  # those in one slot are still equal
+        new_tokens = self._rewind(slots)
+        drafts: list[list[int]] = [[] for _ in slots]
+        is_decoding = max(map(len, new_tokens)) == 1 and len(slots) == len(active)
+        if self._drafter is not None and is_decoding:
+            ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
+            limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
+            drafts = self._drafter.draft(slots, limits)
+        if any(drafts):
+            new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
+        try:
+            logits = engine.extend(new_tokens, every_position=any(drafts))
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            return [], {max(state.number for state in active): error}  # the others may fit
+        return _accept(vocabulary.only_tokens(logits), active, drafts)
+
+    def _rewind(self, slots: list[SequenceState]) -> list[list[int]]:
+        """Drop rejected drafts and slid windows (without KV cache, everything) from the engine;
+        return the tokens that each sequence needs next."""
+        lengths = self._engine.lengths
+        for slot, state in enumerate(slots):
+            start = window_start(len(state.tokens), self._engine.context_length)
+            if start != state.window_start or not self._kv_cache:
+                state.window_start, lengths[slot] = start, 0
+            lengths[slot] = min(lengths[slot], len(state.tokens) - 1 - start)
+        self._engine.rewind(lengths)
+        return [s.tokens[s.window_start + n :] for s, n in zip(slots, lengths, strict=True)]
+
+
+def _reusable_length(state: SequenceState, prompt: list[int], context_length: int) -> int:
+    """Return how many tokens of a prompt an active sequence has in the KV cache."""
+    if state.window_start or len(prompt) > context_length:  # one of them has slid
+        return 0
+    # The last token is not cached yet; draft tokens may follow the others.
+    return min(common_prefix_length(prompt, state.tokens), len(state.tokens) - 1)
 
 
 def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:
@@ -238,124 +347,6 @@ def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | N
     else:
         reset(engine, 1)
     return n
-
-
-def _prefill_new(
-    engine: Engine,
-    active: list[SequenceState],
-    new: list[SequenceState],
-    cache: PromptCache | None,
-    *,
-    kv_cache: bool,
-) -> None:
-    """Assign slots to new sequences, with the keys and values of known prefixes.
-
-    Samples of one prompt share a slot until their first tokens differ.
-    """
-    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(state.tokens) for state in new)]
-    if active:
-        lengths, sources, shared = engine.lengths, [], []
-        for prompt in prompts:
-            n, _, slot = max(  # the shortest sequence with the longest prefix
-                (
-                    _reusable_length(state, prompt, engine.context_length),
-                    -lengths[state.slot],
-                    state.slot,
-                )
-                for state in active
-            )
-            sources.append(slot)
-            shared.append(n)
-        engine.select([*range(len(active)), *sources], [*lengths, *shared])
-    else:
-        _prefill_shared(engine, prompts, cache, share=kv_cache)
-        engine.select([0] * len(prompts))
-    for state in new:
-        state.slot = len(active) + prompts.index(state.tokens)
-
-
-def _reusable_length(state: SequenceState, prompt: list[int], context_length: int) -> int:
-    """Return how many tokens of a prompt an active sequence has in the KV cache."""
-    if state.window_start or len(prompt) > context_length:  # one of them has slid
-        return 0
-    # The last token is not cached yet; draft tokens may follow the others.
-    return min(common_prefix_length(prompt, state.tokens), len(state.tokens) - 1)
-
-
-def _prefill_shared(
-    engine: Engine, prompts: list[list[int]], cache: PromptCache | None, *, share: bool
-) -> None:
-    """Reset the engine to one sequence: the prefix that all prompts share."""
-    if not share or max(map(len, prompts)) > engine.context_length:  # slid windows share nothing
-        reset(engine, 1)
-        return
-    # Each prompt has at least one more token, whose logits are needed.
-    n_shared = common_prefix_length(min(prompts), max(prompts))
-    prefix = prompts[0][: min(n_shared, min(map(len, prompts)) - 1)]
-    n = restore_prefix(engine, prefix, cache)
-    if len(prompts) > 1 and n < len(prefix):
-        engine.extend([prefix[n:]])
-
-
-def _compact(engine: Engine, active: list[SequenceState]) -> list[SequenceState]:
-    """Give every sequence its own slot from 0 on, moving as few as possible; return slot order."""
-    by_slot: dict[int, SequenceState] = {}
-    to_move = []
-    for state in active:
-        if state.slot < len(active) and state.slot not in by_slot:
-            by_slot[state.slot] = state
-        else:
-            to_move.append(state)
-    free = [slot for slot in range(len(active)) if slot not in by_slot]
-    by_slot |= dict(zip(free, to_move, strict=True))
-    ordered = [by_slot[slot] for slot in range(len(active))]
-    sources = [state.slot for state in ordered] or [0]  # the last one's tokens may be used again
-    if sources != list(range(len(engine.lengths))):
-        engine.select(sources)
-    for slot, state in enumerate(ordered):
-        state.slot = slot
-    return ordered
-
-
-def _step(
-    engine: Engine,
-    active: list[SequenceState],
-    vocabulary: Vocabulary,
-    drafter: Drafter | None,
-    *,
-    kv_cache: bool,
-) -> tuple[list[Token], dict[int, Exception]]:
-    """Run one pass; return the accepted tokens, and the errors of sequences by their number."""
-    first = {state.slot: state for state in reversed(active)}
-    slots = [first[slot] for slot in range(len(first))]  # sequences in one slot are still equal
-    new_tokens = _rewind(engine, slots, kv_cache=kv_cache)
-    drafts: list[list[int]] = [[] for _ in slots]
-    if drafter is not None and max(map(len, new_tokens)) == 1 and len(slots) == len(active):
-        ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
-        limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
-        drafts = drafter.draft(slots, limits)
-    if any(drafts):
-        new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
-    try:
-        logits = engine.extend(new_tokens, every_position=any(drafts))
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        return [], {max(state.number for state in active): error}  # the others may fit
-    return _accept(vocabulary.only_tokens(logits), active, drafts)
-
-
-def _rewind(engine: Engine, slots: list[SequenceState], *, kv_cache: bool) -> list[list[int]]:
-    """Drop rejected drafts and slid windows (without `kv_cache`, everything) from the KV cache;
-    return the tokens that each sequence needs next."""
-    lengths = engine.lengths
-    for slot, state in enumerate(slots):
-        start = window_start(len(state.tokens), engine.context_length)
-        if start != state.window_start or not kv_cache:
-            state.window_start, lengths[slot] = start, 0
-        lengths[slot] = min(lengths[slot], len(state.tokens) - 1 - start)
-    engine.rewind(lengths)
-    return [state.tokens[state.window_start + n :] for state, n in zip(slots, lengths, strict=True)]
 
 
 def _accept(
