@@ -149,11 +149,10 @@ class LoadedModel:
 
         Raises UsageError for unknown options and impossible values.
         """
-        unknown = sorted(set(options) - set(SamplingConfig.__dataclass_fields__))
-        if unknown:
-            similar = suggest(unknown[0], SamplingConfig.__dataclass_fields__)
-            hint = similar or "call help(tgen.SamplingConfig) to list the options"
-            raise UsageError(f"unknown option {unknown[0]}", hint)
+        known = SamplingConfig.__dataclass_fields__
+        if unknown := sorted(options.keys() - known.keys()):
+            hint = "call help(tgen.SamplingConfig) to list the options"
+            raise UsageError(f"unknown option {unknown[0]}", suggest(unknown[0], known) or hint)
         return SamplingConfig(**self.defaults | dict(options))
 
     @cached_property

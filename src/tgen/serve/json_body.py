@@ -46,7 +46,8 @@ def check_unicode(text: str) -> str:
 
 
 def check_size(value: Any) -> Any:
-    """Return a schema, grammar or list that is small enough; raises ValueError."""
+    """Return a schema, grammar or list that is small enough and without unpaired surrogates; raises
+    ValueError."""
     if len(check_unicode(json.dumps(value, ensure_ascii=False)).encode()) > _MAX_SCHEMA_BYTES:
         kind = "schema" if isinstance(value, dict) else "value"
         raise ValueError(f"a {kind} of up to {_MAX_SCHEMA_BYTES:,} bytes")

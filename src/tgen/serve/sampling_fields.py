@@ -6,7 +6,7 @@ from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_
 
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, JsonSchema, Unicode, check_size, check_unicode
+from tgen.serve.json_body import JsonObject, JsonSchema, check_size, check_unicode
 
 _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "n_predict": "max_tokens",
@@ -58,13 +58,12 @@ def _check_schema(value: Any) -> Any:
     """Return a JSON schema, which may be its text."""
     if not isinstance(value, (dict, str, bool)):
         raise ValueError("a JSON schema")
-    return check_size(check_unicode(value) if isinstance(value, str) else value)
+    return check_size(value)
 
 
 def _check_texts(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError("a list of strings")
-    check_unicode("".join(value))
     return list(check_size(value))
 
 
@@ -72,7 +71,7 @@ _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Strings = Annotated[list[str], PlainValidator(_check_strings)]
 _AnySchema = Annotated[Any, PlainValidator(_check_schema)]
-_Grammar = Annotated[Unicode, AfterValidator(check_size)]
+_Grammar = Annotated[str, AfterValidator(check_size)]
 _Texts = Annotated[list[str], PlainValidator(_check_texts)]
 
 
