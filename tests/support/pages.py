@@ -58,7 +58,6 @@ def sample_attention(
                     window=None,
                     weights=weights,
                     measure="attention",
-                    selection="",
                 )
             )
     return reports

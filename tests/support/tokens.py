@@ -43,7 +43,6 @@ def attention_report(weights: np.ndarray[Any, Any]) -> AttentionReport:
         window=None,
         weights=weights,
         measure="attention",
-        selection="",
     )
 
 

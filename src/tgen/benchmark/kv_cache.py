@@ -50,8 +50,6 @@ def measure_lengths(
                 f"(got {length})",
                 "remove --length to use powers of two",
             )
-    if trials < 1:
-        raise UsageError(f"--trials: must be at least 1 (got {trials})", "use -r 10")
     reset(engine, 1)
     seconds: dict[tuple[str, int], list[float]] = {}
     cache_bytes: dict[int, int] = {}

@@ -19,7 +19,6 @@ import torch
 from tgen.benchmark.statistics import timing
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
-from tgen.errors import UsageError
 from tgen.machine.device import choose_device, memory_bytes, set_threads
 from tgen.machine.memory import peak_memory_bytes
 from tgen.planning.costs import flops_per_token
@@ -41,13 +40,10 @@ def measure_training_step(
     """Time `trials` blocks of `steps` steps (on a GPU possibly more) after a warmup block.
 
     `config` defines the step, by default 16 windows as in the plan. `peak_flops` is the machine's
-    peak FLOP/s. Raises UsageError for an empty block, a missing device, or a step that needs more
-    memory than the device has.
+    peak FLOP/s. Raises UsageError for a missing device, or a step that needs more memory than the
+    device has.
     """
     config = config or ResolvedTrainConfig()
-    for name, value in (("steps", steps), ("trials", trials), ("peak_flops", peak_flops)):
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be above 0 (got {value})", f"raise {name}")
     target = choose_device(device)
     check_memory(model, config, model.context_length, memory_bytes(target))
     set_threads(threads)

@@ -7,13 +7,12 @@ the machine has changed.
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from tgen.benchmark.backend import Backend, Workload
 from tgen.benchmark.statistics import bootstrap, hodges_lehmann, timing, timing_warnings
-from tgen.errors import UsageError
 from tgen.reports.benchmark import ThroughputReport
 
 _TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"
@@ -39,12 +38,7 @@ class Trial:
 
 
 def run_trials(pairs: Sequence[tuple[Backend, Workload]], *, trials: int) -> Iterator[list[Trial]]:
-    """Yield rounds of one trial per pair, in the order of `pairs`, after a warmup round.
-
-    Raises UsageError for fewer than one trial.
-    """
-    if trials < 1:
-        raise UsageError(f"--trials: must be at least 1 (got {trials})", "use -r 10")
+    """Yield rounds of one trial per pair, in the order of `pairs`, after a warmup round."""
     previous: Backend | None = None
     for number in range(-1, trials):
         results: dict[int, Trial] = {}
@@ -129,10 +123,7 @@ def throughput_report(
         engine=engine,
         dtype=dtype,
         threads=threads,
-        batch=workload.batch,
-        n_prompt=workload.n_prompt,
-        n_gen=workload.n_gen,
-        n_depth=workload.n_depth,
+        **asdict(workload),
         seconds=timing(seconds),
         rate=hodges_lehmann(rates),
         bootstrap_rate=bootstrap(rates),

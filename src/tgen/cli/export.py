@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from tgen.checkpoint.model_dir import ModelBundle
 
 
-def default_target(name: str, dtype: str) -> Path:
-    """Return the GGUF file that is written without --out."""
-    return Path(f"{name}-{dtype}.gguf")
-
-
 def check_target(out: Path, source: Path, *, to_file: bool, overwrite: bool) -> None:
     """Raise UsageError unless a model may be written to `out`: only a model is replaced."""
     problem = "" if out.is_dir() else output_problem(out)
@@ -161,7 +156,7 @@ def export(options: ExportOptions) -> None:
     stored: GgufType = options.dtype or ("f32" if is_merged else exporters.main_type(bundle))
     out = options.out
     if out is None:
-        out = default_target(name, stored)
+        out = Path(f"{name}-{stored}.gguf")
         check_target(out, path, to_file=to_file, overwrite=options.overwrite)
     n = sum(array.size for array in bundle.arrays.values())
     console.print_status(
@@ -180,11 +175,7 @@ def export(options: ExportOptions) -> None:
             types = exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
         else:
             exporters.export_transformers(
-                bundle,
-                out,
-                stored=stored,
-                max_shard_bytes=max_bytes,
-                progress=progress,
+                bundle, out, stored=stored, max_shard_bytes=max_bytes, progress=progress
             )
     if types.keys() - {stored}:
         counts = ", ".join(f"{n} {key}" for key, n in types.most_common())

@@ -259,18 +259,14 @@ def _remove(name: str, options: ModelsOptions) -> None:
     check_removable(path)
     if not options.yes:
         report = describe_model(path, name=name, found_by=found_by, is_default=False)
-        details = [_kind(report), _parameters(report.n_parameters)]
-        shown = ", ".join([*filter(None, details), format_bytes(report.n_bytes)])
-        _ask(path, shown)
+        n = report.n_parameters
+        details = [_kind(report), "" if n is None else f"{n:,} parameters"]
+        _ask(path, ", ".join([*filter(None, details), format_bytes(report.n_bytes)]))
     others = remove_model(path)
     console.print_status(f"removed {path}", quiet=options.quiet)
     if others:
         names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
         console.print_status(f"other files stay in {path}: {names}", quiet=options.quiet)
-
-
-def _parameters(n: int | None) -> str:
-    return "" if n is None else f"{n:,} parameters"
 
 
 def _ask(path: Path, details: str) -> None:
@@ -313,17 +309,13 @@ def _print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
 
 
 def _print_json(reports: Sequence[ModelReport]) -> None:
-    """Write one JSON object to stdout."""
-    rows = [
-        asdict(report)
-        | {
-            "modified": None
-            if report.modified is None
-            else datetime.fromtimestamp(report.modified, UTC).isoformat(timespec="seconds"),
-            "problem": report.problem or None,
-        }
-        for report in reports
-    ]
+    rows = []
+    for report in reports:
+        row = asdict(report) | {"problem": report.problem or None}
+        if report.modified is not None:
+            time = datetime.fromtimestamp(report.modified, UTC)
+            row["modified"] = time.isoformat(timespec="seconds")
+        rows.append(row)
     console.write(json_line({"schema": _SCHEMA, "models": rows}))
 
 

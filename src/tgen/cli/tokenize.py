@@ -98,15 +98,7 @@ def tokenize(options: TokenizeOptions) -> None:
         return
 
     texts = ((name, _encode(pieces, tokenizer)) for name, pieces in _split_texts(options))
-    _write_texts(
-        texts,
-        model=str(path),
-        tokenizer=tokenizer,
-        ids=options.ids,
-        counts=options.count,
-        json=options.json,
-        quiet=options.quiet,
-    )
+    _write_texts(texts, str(path), tokenizer, options)
 
 
 def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -226,34 +218,29 @@ class _Counts:
 
 def _write_texts(
     texts: Iterable[tuple[str, _Pieces]],
-    *,
     model: str,
     tokenizer: "Tokenizer",
-    ids: bool,
-    counts: bool,
-    json: bool,
-    quiet: bool,
+    options: TokenizeOptions,
 ) -> None:
-    """Write each text, given with its name: its `ids`, or only `counts`, or as `json`, or to be
-    looked at."""
+    """Write each text, given with its name: its ids, its counts, as JSON, or to be looked at."""
     write: Callable[[str, _Pieces, _Counts], None] = partial(_write_view, tokenizer)
-    if json:
-        write = partial(_write_json, model, tokenizer, only_counts=counts)
-    elif counts:
+    if options.json:
+        write = partial(_write_json, model, tokenizer, only_counts=options.count)
+    elif options.count:
         console.show(Text(_COUNTS, style="bold"), wrap=False)
         write = _write_counts
-    elif ids:
+    elif options.ids:
         write = _write_ids
     all_counts = []
     for name, pieces in texts:
         all_counts.append(own := _Counts())
         write(name, own.count(pieces), own)
     total = _Counts(sum(one.n_tokens for one in all_counts), sum(one.n_bytes for one in all_counts))
-    if counts and not json and len(all_counts) > 1:
+    if options.count and not options.json and len(all_counts) > 1:
         _show_counts(total, "total")
-    elif not counts:
+    elif not options.count:
         numbers = f"{count(total.n_tokens, 'token')}, {count(total.n_bytes, 'byte')}"
-        console.print_status(numbers, quiet=quiet)
+        console.print_status(numbers, quiet=options.quiet)
 
 
 def _write_counts(name: str, pieces: _Pieces, counts: _Counts) -> None:

@@ -124,7 +124,10 @@ def svg(plot: CurvePlot) -> str:
             f'<g fill="none" stroke="{_GRID}" transform="translate({_LEFT} {_TOP})">',
             *(f'<polyline points="{_points(line)}"/>' for line in layout.grid),
             "</g>",
-            f'<g fill="none" stroke-width="0.8">{_leaders(layout)}</g>',
+            '<g fill="none" stroke-width="0.8">' + "".join(
+                f'<polyline points="{_points(leader)}" stroke="{_lighter(color)}"/>'
+                for leader, color in zip(layout.leaders, layout.colors, strict=True)
+            ) + "</g>",
             f"<svg {inside}>",  # which clips the curves
             *(
                 f"<g><title>{escape(one_line(curve.label))}</title>"
@@ -145,13 +148,6 @@ def svg(plot: CurvePlot) -> str:
 
 def _points(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _leaders(layout: CurveLayout) -> str:
-    return "".join(
-        f'<polyline points="{_points(leader)}" stroke="{_lighter(color)}"/>'
-        for leader, color in zip(layout.leaders, layout.colors, strict=True)
-    )
 
 
 def png(plot: CurvePlot) -> bytes:

@@ -10,11 +10,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len, set_cell_size
 
 from tgen.drawing import Scale
 from tgen.drawing.colormap import color_at, is_light
-from tgen.drawing.terminal_text import label
+from tgen.drawing.terminal_text import cut, label
 from tgen.reports.inspection import (
     AttentionReport,
     PatchReport,
@@ -216,7 +215,8 @@ class Layout:
     def _visible_labels(self, labels: Sequence[str]) -> dict[int, str]:
         """Return as many labels as fit; "" where a label is the index itself."""
         step = next(n for n in (1, 2, 5, 10, 20) if n * self.cell >= 14)
-        return {i: _cut(labels[i], i) for i in range(0, len(labels), step)}
+        shown = {i: labels[i] for i in range(0, len(labels), step)}
+        return {i: "" if text == str(i) else cut(text, 24) for i, text in shown.items()}
 
     def _labels(
         self, labels: dict[int, str], index_width: int, *, rotated: bool
@@ -278,9 +278,3 @@ def _legend(heat: HeatMap, x: int, y: int, width: int, height: int) -> Iterator[
         text = f"{100 * value if heat.percent else value:z.3g}"
         position = {"x": x + shade * width, "y": y + height + 10}
         yield TextBox(text=text, **position, anchor=anchor, color=DIM_COLOR)
-
-
-def _cut(label: str, index: int) -> str:
-    if label == str(index):
-        return ""
-    return label if cell_len(label) <= 24 else set_cell_size(label, 23).rstrip() + "…"

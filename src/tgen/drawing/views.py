@@ -88,12 +88,10 @@ class ViewOutput:
 
 
 def _attention(inspector: Inspector, options: ViewOptions, _: Progress) -> ViewOutput:
-    is_auto = options.head is None and len(inspector.ids) >= _MIN_TOKENS_TO_SELECT
-    reports = inspector.attention(
-        inspector.select_heads(options.layer, options.head, default="auto"),
-        measure=options.measure,
-        selection=AUTO_SELECTED if is_auto else "",
-    )
+    selected = inspector.select_heads(options.layer, options.head, default="auto")
+    reports = inspector.attention(selected, measure=options.measure)
+    if options.head is None and len(inspector.ids) >= _MIN_TOKENS_TO_SELECT:
+        reports = [replace(one, selection=AUTO_SELECTED) for one in reports]
     return _weights(reports, attention_map, inspector, options)
 
 

@@ -321,12 +321,8 @@ def _load(out: Path) -> _Record:
     try:
         values = json.loads(files.read(path))
         cells = [CellPlan(**cell) for cell in values["cells"]]
-        return _Record(
-            request=values["request"],
-            cells=cells,
-            corpus_sha256=values["corpus_sha256"],
-            kept=values["kept"],
-        )
+        known = {one.name: values[one.name] for one in fields(_Record)}
+        return _Record(**known | {"cells": cells})
     except (ValueError, KeyError, TypeError):
         raise TrainingError(f"{path} is damaged", "choose another --out") from None
 

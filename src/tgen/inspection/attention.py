@@ -103,7 +103,6 @@ def record_attention(
     selected: Sequence[LayerHead],
     *,
     measure: Measure = "attention",
-    selection: str = "",
 ) -> tuple[list[AttentionReport], AttentionRecorder]:
     """Return the attention weights of the selected heads, and the recorder with their errors.
 
@@ -141,7 +140,6 @@ def record_attention(
             weights=collector.matrices[layer, head].numpy(),
             window=model.config.window(layer),
             measure=measure,
-            selection=selection,
         )
         for layer, head in selected
     ]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tgen.errors import UsageError
 from tgen.model.transformer import Block, ForwardContext, Transformer
 
 _POSITION_CHUNK = 128  # positions at a time: logits of a large vocabulary take memory
@@ -118,13 +117,3 @@ def token_losses(model: Transformer, x: Tensor, ids: Sequence[int]) -> Tensor:
         for chunk, logits in iterate_logits(model, x[0, :-1])
     ]
     return torch.cat(chunks) if chunks else torch.zeros(0)
-
-
-def require_residual_stream(model: Transformer, what: str) -> None:
-    """Raise UsageError for a post-norm model: no sum runs through all its layers."""
-    if model.config.post_norm:
-        raise UsageError(
-            f"{what}: not available for post-norm models ({model.config.family} normalizes after "
-            "each residual addition)",
-            "use --view predict, attention or rollout, or a model of the family gpt2 or llama",
-        )

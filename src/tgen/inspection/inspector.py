@@ -30,7 +30,7 @@ from tgen.inspection.logit_attribution import attribute_logit
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.patching import patch_activations
 from tgen.inspection.position_encoding import position_encoding
-from tgen.inspection.predictions import logit_lens, predict_next, score_text
+from tgen.inspection.predictions import logit_lens, score_text, top_predictions
 from tgen.inspection.verify import basic_checks, verify
 from tgen.machine.device import choose_device, set_threads
 from tgen.machine.memory import check_ram
@@ -126,14 +126,12 @@ class Inspector:
         return most_focused_head(self.model, self.ids, layers)
 
     def attention(
-        self, selected: Sequence[LayerHead], *, measure: Measure = "attention", selection: str = ""
+        self, selected: Sequence[LayerHead], *, measure: Measure = "attention"
     ) -> list[AttentionReport]:
         """Return the attention weights (T, T) of the selected heads; raises ModelError if they
         do not fit into RAM."""
         self._check_ram(len(selected))
-        reports, recorder = record_attention(
-            self.model, self.ids, selected, measure=measure, selection=selection
-        )
+        reports, recorder = record_attention(self.model, self.ids, selected, measure=measure)
         self._add_checks(basic_checks(recorder))
         return reports
 
@@ -214,7 +212,8 @@ class Inspector:
 
     def predictions(self, *, query: int = -1, top: int = 10) -> list[Prediction]:
         """Return the `top` candidates for the token after `query`."""
-        return predict_next(self.model, self.tokenizer, self.ids, query=query, top=top)
+        logits = torch.from_numpy(self.next_logits(query))
+        return top_predictions(logits, self.tokenizer, top)
 
     def logit_lens(
         self, *, query: int = -1, first: int = 0, last: int = -1, top: int = 5

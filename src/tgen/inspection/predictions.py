@@ -7,33 +7,16 @@ computes its statistics from each layer's own vectors.
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tgen.inspection.hooks import (
-    iterate_logits,
-    record_residuals,
-    require_residual_stream,
-    token_batch,
-)
+from tgen.errors import UsageError
+from tgen.inspection.hooks import iterate_logits, record_residuals, token_batch
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import LensReport, Prediction, TextReport, TokenReport
 from tgen.tokenizer import Tokenizer
-
-
-@torch.no_grad()
-def predict_next(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    *,
-    query: int = -1,
-    top: int = 10,
-) -> list[Prediction]:
-    """Return the `top` most likely tokens after position `query`, before any sampling option."""
-    x = model.hidden_states(token_batch(model, [ids]))[0, query]
-    return top_predictions(model.logits(x).float(), tokenizer, top)
 
 
 def top_predictions(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[Prediction]:
@@ -55,19 +38,15 @@ def top_predictions(logits: Tensor, tokenizer: Tokenizer, top: int) -> list[Pred
 def score_text(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> TextReport:
     """Return each token's surprisal, -log2 p(token | preceding tokens), and the top prediction."""
     x = model.hidden_states(token_batch(model, [ids]))[0]  # (T, C)
-    surprisal: list[float | None] = [None]
-    ranks: list[int | None] = [None]
-    top_ids: list[int | None] = [None]
-    top_probabilities: list[float | None] = [None]
     targets = token_batch(model, [ids[1:]])[0]
+    predicted: list[Any] = [(None, None, None, None)]
     for chunk, logits in iterate_logits(model, x[:-1]):
         log_p = logits.log_softmax(dim=-1)  # (n, V)
         target_log_p = log_p.gather(1, targets[chunk, None])  # (n, 1)
         top = log_p.max(dim=-1)
-        surprisal += (-target_log_p[:, 0] / math.log(2)).tolist()
-        ranks += (log_p > target_log_p).sum(dim=-1).tolist()
-        top_ids += top.indices.tolist()
-        top_probabilities += top.values.exp().tolist()
+        surprisal = -target_log_p[:, 0] / math.log(2)
+        columns = surprisal, (log_p > target_log_p).sum(dim=-1), top.indices, top.values.exp()
+        predicted += zip(*(column.tolist() for column in columns), strict=True)
     texts = [tokenizer.token_bytes(i) for i in ids]
     offsets = [0, *accumulate(map(len, texts))]
     tokens = [
@@ -76,13 +55,13 @@ def score_text(model: Transformer, tokenizer: Tokenizer, ids: Sequence[int]) -> 
             id=ids[i],
             text=texts[i],
             byte_offset=offsets[i],
-            surprisal=surprisal[i],
-            rank=ranks[i],
+            surprisal=surprisal,
+            rank=rank,
             top_id=top_id,
             top_text=None if top_id is None else tokenizer.token_bytes(top_id),
-            top_probability=top_probabilities[i],
+            top_probability=probability,
         )
-        for i, top_id in enumerate(top_ids)
+        for i, (surprisal, rank, top_id, probability) in enumerate(predicted)
     ]
     bits = sum(token.surprisal or 0.0 for token in tokens)
     n_predicted, n_bytes = len(ids) - 1, offsets[-1] - len(texts[0])
@@ -109,7 +88,12 @@ def logit_lens(
 ) -> LensReport:
     """Return the top prediction after each layer at the positions `first` to `last`, and the `top`
     candidates at `query`. Raises UsageError for a post-norm model."""
-    require_residual_stream(model, "--view lens")
+    if model.config.post_norm:  # no sum runs through all its layers
+        raise UsageError(
+            f"--view lens: not available for post-norm models ({model.config.family} normalizes "
+            "after each residual addition)",
+            "use --view predict, attention or rollout, or a model of the family gpt2 or llama",
+        )
     last = len(ids) - 1 if last is None else last
     residuals, _ = record_residuals(model, ids)
     top_ids, top_probabilities, candidates = [], [], []

@@ -22,7 +22,7 @@ class AttentionReport:
     # (T, T): row i is query i over the keys; each sums to 1, hidden keys are 0.
     weights: Matrix = field(metadata={"causal": True})
     measure: Literal["attention", "value"]  # "value": each key's contribution, as a share of 1
-    selection: str  # why tgen selected this head; "": the user did
+    selection: str = ""  # why tgen selected this head; "": the user did
 
 
 @dataclass(frozen=True, kw_only=True)

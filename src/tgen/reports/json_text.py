@@ -1,7 +1,7 @@
 """Conversion of reports, and of text that need not be UTF-8, to JSON values."""
 
 import base64
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +26,8 @@ def json_text(data: bytes, name: str = "text") -> dict[str, str]:
 
 def json_record(report: "RunReport | SweepPlanReport | SweepRunReport") -> dict[str, Any]:
     """Return a report of a run or a sweep as {"kind": class name, **fields}."""
-    record = {"kind": type(report).__name__} | asdict(report)
-    for name, value in list(record.items()):
-        if isinstance(value, bytes):
-            record |= json_text(value, name)
-    return record
+    values: dict[str, Any] = json_value(report)
+    return {"kind": type(report).__name__} | values
 
 
 def json_value(report: Any) -> Any:

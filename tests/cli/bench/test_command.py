@@ -58,9 +58,9 @@ def test_cache_that_changes_the_text_is_detected():
 
 def test_lengths_that_do_not_fit_are_errors():
     engine = TorchEngine(make_model("qwen3"))
-    for lengths, trials in [([49], 1), ([1], 1), ([4], 0)]:
+    for length in (49, 1):
         with pytest.raises(UsageError):
-            list(measure_lengths(engine, list(range(48)), lengths, trials=trials))
+            list(measure_lengths(engine, list(range(48)), [length], trials=1))
     assert default_lengths(2) == [2]
     assert default_lengths(256) == [16, 32, 64, 128, 256]
 

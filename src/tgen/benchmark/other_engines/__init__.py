@@ -33,12 +33,9 @@ def open_other_engine(
     """Open an engine of `OTHER_ENGINES` on the CPU, with the matrices stored as `dtype`.
 
     `tokens` is one context of ids, the input of every sequence. The engine runs with its own
-    defaults; `exact` makes everything but the weights float32. Raises UsageError if it is unknown,
-    not installed or does not support `dtype`, ModelError if it cannot run this model.
+    defaults; `exact` makes everything but the weights float32. Raises UsageError if it is not
+    installed or does not support `dtype`, ModelError if it cannot run this model.
     """
-    if name not in OTHER_ENGINES:
-        names = ", ".join(OTHER_ENGINES)
-        raise UsageError(f"--against: unknown engine {name!r}", f"choose one of {names}")
     needed = OTHER_ENGINES[name].items()
     missing = [package for module, package in needed if find_spec(module) is None]
     if missing:

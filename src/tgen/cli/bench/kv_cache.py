@@ -100,11 +100,7 @@ def length_plot(reports: Sequence[LengthReport]) -> list[Text]:
     """Return a log-log plot of the time per token by text length; a constant cost is level."""
     if len(reports) < 2:
         return []
-    medians = {
-        "cached": [r.cached.median for r in reports],
-        "uncached": [r.uncached.median for r in reports],
-    }
-    logs = {name: [math.log10(t) for t in seconds] for name, seconds in medians.items()}
+    logs = {name: [math.log10(getattr(r, name).median) for r in reports] for name in _STYLES}
     values = [*logs["cached"], *logs["uncached"]]
     y = Axis(low=math.floor(min(values)), high=math.ceil(max(values)), dots=4 * _ROWS)
     log_lengths = [math.log2(r.length) for r in reports]

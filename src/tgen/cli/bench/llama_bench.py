@@ -58,7 +58,7 @@ def format_record(
 
     `gpu` is the name of the GPU that computes, or ""; `cache_dtype` is that of keys and values.
     """
-    n = summary.n_parameters
+    n, first = summary.n_parameters, report.first_token
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
     nanoseconds = _nanoseconds(report.seconds.seconds)
     return {
@@ -88,22 +88,7 @@ def format_record(
         "avg_ts": statistics.fmean(report.rates),
         "stddev_ts": _stddev(report.rates),
         "use_mmap": True,  # llama-bench's field before load_mode; its readers expect it
-        **_own_fields(report, summary, machine, peak=peak, seed=seed, peak_memory=peak_memory),
-    }
-
-
-def _own_fields(
-    report: ThroughputReport,
-    summary: ModelSummary,
-    machine: Machine,
-    *,
-    peak: PeakRates | None,
-    seed: int,
-    peak_memory: int | None,
-) -> dict[str, Any]:
-    """Return the fields that llama-bench does not have."""
-    first = report.first_token
-    return {
+        # Those that llama-bench does not have
         "test": report.label,
         "family": summary.family,
         "engine": report.engine,

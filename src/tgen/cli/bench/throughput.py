@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -148,15 +148,11 @@ def find_record(
 
     Raises UsageError if there is none.
     """
-    expected = {
-        "n_prompt": workload.n_prompt,
-        "n_gen": workload.n_gen,
-        "n_depth": workload.n_depth,
+    expected = asdict(workload) | {
         "engine": setup.engine,
         "dtype": setup.dtype,
         "type_k": llama_bench.CACHE_TYPES[setup.cache_dtype],
         "n_threads": setup.threads,
-        "batch": workload.batch,
     }
     same = [one for one in saved if all(one.get(k) == value for k, value in expected.items())]
     if not same:
