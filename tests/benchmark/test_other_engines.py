@@ -89,7 +89,7 @@ def logit_differences(other, bundle: ModelBundle) -> list[float]:
     for test in TESTS:
         other.prepare(test)
         for number, expected in enumerate(our_logits(engine, tokens, test)):
-            other.prefill(test) if number == 0 else other.step()
+            other.extend(test.n_prompt if number == 0 else 1)
             assert other.logits().shape == expected.shape
             assert other.logits().dtype == np.float32
             differences.append(float(np.abs(other.logits() - expected).max()))
@@ -154,8 +154,8 @@ def test_weights_are_stored_in_the_requested_dtype(name, dtype, low, high, save)
 def test_cached_depth_is_not_recomputed(name, save, monkeypatch):
     with open_exact(name, save("qwen3")) as other:
         passes = []
-        inner = other._extend
-        monkeypatch.setattr(other, "_extend", lambda n: (passes.append(n), inner(n)))
+        inner = other.extend
+        monkeypatch.setattr(other, "extend", lambda n: (passes.append(n), inner(n)))
         for _ in range(3):
             run_trial(other, Workload(n_prompt=4, n_gen=2, n_depth=20, batch=2))
         assert passes == [20, *[4, 1, 1] * 3]

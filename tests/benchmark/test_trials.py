@@ -55,7 +55,7 @@ class FakeBackend(Backend):
     def logits(self):
         raise NotImplementedError
 
-    def _extend(self, n):
+    def extend(self, n):
         if n > 1:
             self._pass(f"prompt {n}", 10**7 * n)
         else:

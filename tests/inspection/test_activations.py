@@ -9,13 +9,15 @@ from support.transformers_models import hook_theirs
 from tgen.checkpoint import model_dir
 from tgen.config.index_ranges import PARTS, PATCHED_PARTS
 from tgen.errors import ModelError, UsageError
+from tgen.inspection import attention as attention_module
 from tgen.inspection.activations import activation_bytes, record_activations
+from tgen.inspection.attention import record_attention
 from tgen.inspection.hooks import hooks_removed, token_batch
 from tgen.inspection.inspector import Inspector
 from tgen.machine import memory
 from tgen.model.transformer import Transformer
 
-IDS = torch.randint(1, 300, (20,), generator=torch.Generator().manual_seed(5)).tolist()
+IDS = torch.randint(1, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
 def assert_equal(ours, theirs):
@@ -25,8 +27,19 @@ def assert_equal(ours, theirs):
     assert np.abs(ours - theirs).max() <= 1e-5 * max(1, np.abs(theirs).max())
 
 
+def check_weights(model, expected):
+    heads = [(layer, head) for layer in range(2) for head in range(4)]
+    for report in record_attention(model, IDS, heads)[0]:
+        weights = report.weights
+        assert np.abs(weights - expected[report.layer][0, report.head].numpy()).max() <= 3e-6
+        assert np.abs(weights.sum(axis=1) - 1).max() <= 1e-5
+        window = model.config.window(report.layer) or len(IDS)
+        hidden = np.triu(np.ones_like(weights), 1) + np.tril(np.ones_like(weights), -window)
+        assert (weights[hidden == 1] == 0).all()
+
+
 @pytest.mark.parametrize("family", ALL_FAMILIES, indirect=True)
-def test_activations_equal_transformers(model_directory, family):
+def test_activations_and_weights_equal_transformers(model_directory, family, monkeypatch):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         model_directory, attn_implementation="eager"
@@ -50,6 +63,9 @@ def test_activations_equal_transformers(model_directory, family):
     hooked |= {"final_norm": out.hidden_states[-1], "logits": out.logits}
     for name, expected in hooked.items():
         assert_equal(ours[name], expected)
+    for chunk in (128, 7):
+        monkeypatch.setattr(attention_module, "_QUERY_CHUNK", chunk)
+        check_weights(model, out.attentions)
 
 
 def test_each_part_is_what_its_name_says(family):

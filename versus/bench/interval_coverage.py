@@ -32,9 +32,10 @@ class SlowedBackend(EngineBackend):
         self.__dict__ |= backend.__dict__
         self.fraction = fraction
 
-    def _extend(self, n: int) -> None:
+    def extend(self, n: int) -> None:
+        """Take longer by the fraction."""
         start = time.perf_counter()
-        super()._extend(n)
+        super().extend(n)
         end = start + (time.perf_counter() - start) * (1 + self.fraction)
         while time.perf_counter() < end:
             pass

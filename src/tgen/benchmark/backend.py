@@ -52,7 +52,7 @@ class Workload:
 
 
 class Backend(ABC):
-    """A loaded model that runs a workload. Only `prefill` and `step` are timed."""
+    """A loaded model that runs a workload. Only `extend` is timed."""
 
     thread_pool: str  # backends with the same value share their threads
 
@@ -61,7 +61,7 @@ class Backend(ABC):
         """Prepare `batch` sequences with `n_depth` cached tokens each; reuse a cached depth."""
 
     @abstractmethod
-    def _extend(self, n: int) -> None:
+    def extend(self, n: int) -> None:
         """Process `n` more tokens per sequence, until the next token's logits are computed."""
 
     @abstractmethod
@@ -72,14 +72,6 @@ class Backend(ABC):
     def cache_bytes(self) -> int | None:
         """Bytes of cached keys and values; None if unknown."""
         return None
-
-    def prefill(self, workload: Workload) -> None:
-        """Process the prompt of each sequence."""
-        self._extend(workload.n_prompt)
-
-    def step(self) -> None:
-        """Process one more token per sequence."""
-        self._extend(1)
 
 
 class EngineBackend(Backend):
@@ -102,7 +94,7 @@ class EngineBackend(Backend):
         if len(self.engine.lengths) != workload.batch or self.engine.lengths[0] < workload.n_depth:
             reset(self.engine, workload.batch)
             if workload.n_depth:
-                self._extend(workload.n_depth)
+                self.extend(workload.n_depth)
         self.engine.rewind([workload.n_depth] * workload.batch)
 
     @property
@@ -114,7 +106,8 @@ class EngineBackend(Backend):
         """See `Backend.logits`."""
         return self._logits
 
-    def _extend(self, n: int) -> None:
+    def extend(self, n: int) -> None:
+        """See `Backend.extend`."""
         lengths = self.engine.lengths
         tokens = self.tokens[lengths[0] : lengths[0] + n]
         self._logits = self.engine.extend([tokens] * len(lengths))

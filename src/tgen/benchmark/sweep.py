@@ -260,5 +260,5 @@ def max_logit_difference(ours: Backend, other: Backend, workload: Workload) -> f
     """Compare the logits after a workload's prompt, or after its first token without one."""
     for backend in (ours, other):
         backend.prepare(workload)
-        backend.prefill(workload) if workload.n_prompt else backend.step()
+        backend.extend(workload.n_prompt or 1)
     return float(np.abs(ours.logits() - other.logits()).max())

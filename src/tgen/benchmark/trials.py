@@ -57,9 +57,9 @@ def _warm_up(backend: Backend, workload: Workload) -> None:
     """Warm up caches, clock rates and sleeping threads after a pause."""
     backend.prepare(workload)
     if workload.n_prompt:
-        backend.prefill(workload)
+        backend.extend(workload.n_prompt)
     for _ in range(min(workload.n_gen, _WARMUP_STEPS)):
-        backend.step()
+        backend.extend(1)
 
 
 def run_trial(backend: Backend, workload: Workload) -> Trial:
@@ -67,10 +67,10 @@ def run_trial(backend: Backend, workload: Workload) -> Trial:
     backend.prepare(workload)
     begin = time.perf_counter_ns()
     if workload.n_prompt:
-        backend.prefill(workload)
+        backend.extend(workload.n_prompt)
     prefilled = time.perf_counter_ns()
     for _ in range(workload.n_gen):
-        backend.step()
+        backend.extend(1)
     end = time.perf_counter_ns()
     return Trial(prefill=prefilled - begin, decode=end - prefilled, cache_bytes=backend.cache_bytes)
 

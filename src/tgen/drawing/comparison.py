@@ -247,7 +247,6 @@ def markdown(report: ComparisonReport) -> str:
 
 
 def _lines(cells: TextTable) -> list[list[str]]:
-    """Return the header and the rows."""
     header = [name.removeprefix(">") for name in cells.names]
     return [header, *(list(row.values()) for row in cells.rows)]
 

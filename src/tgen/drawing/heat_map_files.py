@@ -9,7 +9,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -198,16 +197,10 @@ def font_text(text: str, font: "FreeTypeFont | ImageFont") -> str:
 
 
 def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:
-    replaced = partial(font_text, font=font)
-    return replace(
-        heat,
-        title=replaced(heat.title),
-        unit=replaced(heat.unit),
-        rows=[replaced(label) for label in heat.rows],
-        columns=[replaced(label) for label in heat.columns],
-        row_name=replaced(heat.row_name),
-        column_name=replaced(heat.column_name),
-    )
+    names, labels = ("title", "unit", "row_name", "column_name"), ("rows", "columns")
+    texts: dict[str, Any] = {name: font_text(getattr(heat, name), font) for name in names}
+    texts |= {name: [font_text(one, font) for one in getattr(heat, name)] for name in labels}
+    return replace(heat, **texts)
 
 
 def vega(heat: HeatMap) -> dict[str, Any]:

@@ -166,7 +166,6 @@ def _columns(runs: Sequence[RunSummary], differing: Sequence[str]) -> list[str]:
 
 
 def _values(run: RunSummary, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the values of settings as a key."""
     return tuple(repr(run.settings.get(name)) for name in names)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tgen.config import ModelConfig, Rope
+from tgen.config import Rope
 from tgen.errors import UsageError
 from tgen.inspection.model_summary import name_layers
 from tgen.model.rope import rotary_tables, sinusoid
@@ -41,15 +41,15 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
         return [report("sinusoidal", title, values, "position", "dimension")]
     if config.position == "rotary":
         kinds: dict[Rope, str] = {"global": "rotary", "local": "rotary_local"}
-        layers = {rope: _layers_with(config, rope) for rope in kinds}
         reports = []
         for rope, kind in kinds.items():
-            if layers[rope]:
+            layers = [layer for layer in range(config.n_layers) if config.rope(layer) == rope]
+            if layers:
                 title = "rotary positions: cos(distance x frequency) of each pair of dimensions"
                 if config.n_rotated < config.head_dim:
                     title += f" ({config.n_rotated} of {config.head_dim} dimensions are rotated)"
-                if len(layers[rope]) < config.n_layers:
-                    title += f" in {name_layers(layers[rope])}"
+                if len(layers) < config.n_layers:
+                    title += f" in {name_layers(layers)}"
                 cos, _ = rotary_tables(config, n, rope)
                 cosines = cos / cos[0]  # without the factor of some kinds of RoPE scaling
                 reports.append(report(kind, title, cosines, "distance", "pair"))
@@ -66,7 +66,3 @@ def position_encoding(model: Transformer) -> list[PositionsReport]:
         report("similarity", title, (unit @ unit.T).numpy(), "position", "position"),
         report("learned", "learned positions: vectors", vectors.numpy(), "position", "dimension"),
     ]
-
-
-def _layers_with(config: ModelConfig, rope: Rope) -> list[int]:
-    return [layer for layer in range(config.n_layers) if config.rope(layer) == rope]

@@ -74,7 +74,7 @@ class LlamaCppBackend(Backend):
             llama_cpp.llama_memory_seq_rm(memory, sequence, workload.n_depth, -1)
         self._length = min(self._length, workload.n_depth)
         if self._length < workload.n_depth:
-            self._extend(workload.n_depth - self._length)
+            self.extend(workload.n_depth - self._length)
 
     def logits(self) -> Logits:
         """See `Backend.logits`."""
@@ -140,7 +140,7 @@ class LlamaCppBackend(Backend):
             if name in self._arrays:
                 setattr(self._batch, name, self._arrays[name].ctypes.data_as(kind))
 
-    def _extend(self, n: int) -> None:
+    def extend(self, n: int) -> None:
         """Compute `n` more tokens, in calls of at most 2,048."""
         end, step = self._length + n, _BATCH // self._n_sequences
         for begin in range(self._length, end, step):

@@ -54,7 +54,7 @@ class TransformersBackend(Backend):
         if not self._has_cache:
             self._length = workload.n_depth
         if self._length < workload.n_depth:
-            self._extend(workload.n_depth - self._length)
+            self.extend(workload.n_depth - self._length)
 
     @property
     def cache_bytes(self) -> int | None:
@@ -75,7 +75,8 @@ class TransformersBackend(Backend):
         self._model = self._cache = self._logits = None
 
     @torch.inference_mode()
-    def _extend(self, n: int) -> None:
+    def extend(self, n: int) -> None:
+        """See `Backend.extend`."""
         begin, end = self._length if self._has_cache else 0, self._length + n
         tokens = self._tokens[begin:end].expand(self._batch, -1)
         cache = {"past_key_values": self._cache} if self._has_cache else {}

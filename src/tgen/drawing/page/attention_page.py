@@ -150,14 +150,8 @@ def pack_weights(weights: Matrix) -> str:
 
 
 def _matrix_data(report: AttentionReport) -> dict[str, Any]:
-    return {
-        "id": _element_id(report),
-        "layer": report.layer,
-        "head": report.head,
-        "kv_head": report.kv_head,
-        "window": report.window,
-        "selection": report.selection,
-    }
+    names = ("layer", "head", "kv_head", "window", "selection")
+    return {"id": _element_id(report)} | {name: getattr(report, name) for name in names}
 
 
 def _token_data(text: TextReport) -> list[dict[str, Any]]:
@@ -175,15 +169,11 @@ def _token_data(text: TextReport) -> list[dict[str, Any]]:
 
 def lens_data(lens: LensReport) -> dict[str, Any]:
     """Return the table of `lens.js`."""
-    return {
-        "layers": lens.layers,
-        "first": lens.first,
+    names = ("layers", "first", "query", "answer_ranks", "answer_probabilities")
+    return {name: getattr(lens, name) for name in names} | {
         "top": [[label(token) for token in layer] for layer in lens.top_texts],
         "top_probabilities": np.asarray(lens.top_probabilities, dtype=np.float64).tolist(),
-        "query": lens.query,
         "answer": label(lens.answer_text),
-        "answer_ranks": lens.answer_ranks,
-        "answer_probabilities": lens.answer_probabilities,
     }
 
 
