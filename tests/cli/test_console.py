@@ -270,8 +270,8 @@ def test_late_progress_begins_with_the_first_update_after_a_moment(monkeypatch):
     shown = []
 
     @contextmanager
-    def progress(label, *, quiet):
-        shown.append((label, quiet))
+    def progress(label):
+        shown.append(label)
         yield shown.append
         shown.append("end")
 
@@ -281,4 +281,4 @@ def test_late_progress_begins_with_the_first_update_after_a_moment(monkeypatch):
         monkeypatch.setattr(console, "_MOMENT_SECONDS", 0.0)
         update(0.5)
         update(0.7)
-    assert shown == [("reading", False), 0.5, 0.7, "end"]
+    assert shown == ["reading", 0.5, 0.7, "end"]

@@ -258,7 +258,7 @@ def test_reading_a_prompt_file_shows_progress(tmp_path, monkeypatch):
 
     monkeypatch.setattr(console, "late_progress", bar)
     (tmp_path / "prompt").write_bytes("é".encode("utf-16"))
-    assert read_prompt(None, tmp_path / "prompt", quiet=True) == "é".encode()
+    assert read_prompt(None, tmp_path / "prompt") == "é".encode()
     assert shown[0] == "reading the prompt"
     assert len(shown) > 1
 

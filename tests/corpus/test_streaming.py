@@ -338,7 +338,7 @@ def test_progress_of_tokenizing_is_printed_at_intervals(monkeypatch, capsys):
     from tgen.cli.train.progress import TrainingProgress
     from tgen.reports.training import PhaseReport
 
-    with TrainingProgress(quiet=False, json_lines=False) as view:
+    with TrainingProgress(json_lines=False) as view:
         view.show(PhaseReport(phase="tokenizing", fraction_done=0.1, seconds_left=80))  # too early
         monkeypatch.setattr(view, "_last_line", -100.0)
         view.show(PhaseReport(phase="tokenizing", fraction_done=0.34, seconds_left=70))

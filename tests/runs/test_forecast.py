@@ -70,7 +70,7 @@ def test_forecast_is_in_the_result_and_in_the_plan_of_the_longer_run(tmp_path, m
         if isinstance(r, EvalReport) and 3 < r.step <= 10  # the decay begins there
     ]
     assert curves == [(constant, 14, 2.0)]
-    with TrainingProgress(quiet=False, json_lines=False) as progress:
+    with TrainingProgress(json_lines=False) as progress:
         progress.show(done)
         minutes = replace(done.forecast, minutes=20.0)
         progress.show(replace(done, forecast=minutes))
@@ -94,7 +94,7 @@ def test_forecast_is_in_the_result_and_in_the_plan_of_the_longer_run(tmp_path, m
     assert plan.forecast is not None
     assert plan.forecast.steps == 21
     assert plan.forecast.bits_per_byte == bits_per_byte
-    with TrainingProgress(quiet=False, json_lines=False) as progress:
+    with TrainingProgress(json_lines=False) as progress:
         progress.show(plan)
     shown = capsys.readouterr().err
     assert f"{bits_per_byte:.3f} ±0.005 bits/byte" in shown  # never more certain than seeds allow

@@ -89,9 +89,10 @@ class _Command(_LightStart, TyperCommand):
             values, others, order = parse(args=args)
             single = [one for one in order if not getattr(one, "multiple", True)]
             for one in {one.name: one for one in single if single.count(one) > 1}.values():
-                if not getattr(one, "is_flag", False) or one.secondary_opts:
+                is_switch = getattr(one, "is_flag", False) and not one.secondary_opts
+                if not (is_switch or values.get("quiet") or ranks().rank):
                     text = f"warning: {one.opts[0]} is given twice: only the last value counts"
-                    console.print_status(text, quiet=bool(values.get("quiet") or ranks().rank))
+                    console.print_line(text)
             return values, others, order
 
         parser.parse_args = parse_args  # type: ignore[method-assign]
@@ -229,6 +230,8 @@ def run(arguments: list[str]) -> int:
             console.print_error("out of memory", "choose a smaller model, batch or context")
             return 1
         return _report_bug(error, debug="--debug" in arguments)
+    finally:
+        console.quiet = False
 
 
 def _report_usage(error: TyperException, arguments: list[str]) -> int:

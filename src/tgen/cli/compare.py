@@ -106,7 +106,7 @@ def compare(options: CompareOptions) -> None:
 
     score = _scorer(options) if options.text else None
     report = compare_runs(options.runs, by=options.fields, score=score)
-    print_comparison(report, options.x, options.files, json=options.json, quiet=options.quiet)
+    print_comparison(report, options.x, options.files, json=options.json)
 
 
 def _scorer(options: CompareOptions) -> "Score":
@@ -115,11 +115,11 @@ def _scorer(options: CompareOptions) -> "Score":
     from tgen.cli.score import read_texts
     from tgen.experiments.text_scores import score_runs
 
-    corpus = read_texts(options.text, Reading(), quiet=options.quiet)
-    open_model = partial(load_model, options=options.engine, quiet=options.quiet)
+    corpus = read_texts(options.text, Reading())
+    open_model = partial(load_model, options=options.engine)
 
     def score(runs: Any, warn: Any) -> Any:
-        with console.progress("scoring", quiet=options.quiet) as bar:
+        with console.progress("scoring") as bar:
             scores = score_runs(runs, warn, corpus=corpus, open_model=open_model, progress=bar)
         corpus.close()  # raises CorpusError if a file has changed
         return scores
@@ -133,7 +133,6 @@ def print_comparison(
     files: dict[str, Path] | None = None,
     *,
     json: bool = False,
-    quiet: bool = False,
 ) -> None:
     """Print the tables, the curves and the warnings, and write the files by flag."""
     from tgen.drawing.comparison import (
@@ -160,14 +159,13 @@ def print_comparison(
         lines += draw_curves(comparison_plot(report, scale), width=width)
         console.show(*lines, wrap=out.is_terminal)
         for note in comparison_notes(report):
-            console.print_status(note, quiet=quiet)
-    write_contents(contents, files, quiet=quiet)
+            console.print_status(note)
+    write_contents(contents, files)
     for warning in report.warnings:
-        console.print_status(f"warning: {warning}", quiet=quiet)
+        console.print_status(f"warning: {warning}")
 
 
 def _content(flag: str, report: ComparisonReport, scale: Scale) -> bytes:
-    """Return the content of a file."""
     from tgen.drawing import comparison, curve_files
     from tgen.drawing.page.comparison_page import comparison_page
 

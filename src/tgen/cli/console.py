@@ -11,6 +11,7 @@ from tgen.drawing.terminal_text import drawing_fallbacks, one_line, printable
 from tgen.errors import TgenError
 
 command_words: list[str] = []  # after `tgen`
+quiet = False  # by --quiet, and on ranks whose output another one prints
 _MOMENT_SECONDS = 0.5
 _PROMPT_CHARACTERS = 60
 
@@ -69,21 +70,18 @@ def draws_progress() -> bool:
     return not err.is_dumb_terminal
 
 
-def print_status(text: str, *, quiet: bool = False, is_command: bool = False) -> None:
-    """Print one line to stderr. A terminal breaks it between words or, if it is a command to copy,
-    nowhere."""
+def print_status(text: str, *, is_command: bool = False) -> None:
+    """Print one line as `print_line` does, unless `quiet`."""
     if not quiet:
-        _print_line(text, is_command=is_command)
+        print_line(text, is_command=is_command)
 
 
 def ask(question: str) -> None:
     """Print a question to stderr; the answer follows on the same line."""
-    _print_line(question, end=" ")
+    print_line(question, end=" ")
 
 
-def print_try_generate(
-    model: object, *, prompt: bytes = b"", chat: bool = False, quiet: bool = False
-) -> None:
+def print_try_generate(model: object, *, prompt: bytes = b"", chat: bool = False) -> None:
     """Print the command that generates from a new model, or that chats with it. It has the last
     line of the `prompt` that can be typed."""
     lines = prompt.decode(errors="ignore").split("\n")
@@ -91,18 +89,19 @@ def print_try_generate(
     *_, text = ("", *(line for line in fitting if line.strip("-")))  # "-" means stdin
     how = "--chat --interactive" if chat else f"--prompt {shlex.quote(text)}"
     command = f"tgen generate --model {shlex.quote(str(model))} {how}"
-    print_status(f"try: {command}", quiet=quiet, is_command=True)
+    print_status(f"try: {command}", is_command=True)
 
 
 def print_error(message: str, hint: str = "") -> None:
     """Print an error and its hint to stderr, one line each."""
-    print_status(f"error: {message}")
+    print_line(f"error: {message}")
     if hint:
-        print_status(f"hint: {hint}")
+        print_line(f"hint: {hint}")
 
 
-def _print_line(text: str, end: str = "\n", *, is_command: bool = False) -> None:
-    """Print one line to stderr, above a progress bar if there is one. Rich breaks long ones."""
+def print_line(text: str, end: str = "\n", *, is_command: bool = False) -> None:
+    """Print one line to stderr, above a progress bar if there is one. A terminal breaks it between
+    words or, if it is a command to copy, nowhere."""
     text = one_line(text)
     wraps = stderr.isatty() and not is_command
     if "tgen.cli.rich_console" in sys.modules or (wraps and not _fits_surely(text)):
@@ -154,9 +153,9 @@ def _stdout_errors() -> Iterator[None]:
 
 
 @contextmanager
-def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+def progress(label: str, *, hidden: bool = False) -> Iterator[Callable[[float], None]]:
     """Show a progress bar with time left on stderr; yield a function to set the fraction."""
-    if quiet or not draws_progress():
+    if hidden or quiet or not draws_progress():
         yield lambda _: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -170,7 +169,7 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], N
 
 
 @contextmanager
-def late_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+def late_progress(label: str) -> Iterator[Callable[[float], None]]:
     """Show a progress bar as `progress` does, if the block takes longer than a moment."""
     import time
 
@@ -180,7 +179,7 @@ def late_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[floa
     def show(fraction: float) -> None:
         nonlocal update
         if update is None and time.monotonic() - began >= _MOMENT_SECONDS:
-            update = bars.enter_context(progress(label, quiet=quiet))
+            update = bars.enter_context(progress(label))
         if update is not None:
             update(fraction)
 
@@ -189,13 +188,12 @@ def late_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[floa
 
 
 @contextmanager
-def announce(text: str, *, quiet: bool = False) -> Iterator[None]:
+def announce(text: str) -> Iterator[None]:
     """Print a status line if the block takes longer than a moment."""
     import threading
 
     timer = threading.Timer(_MOMENT_SECONDS, print_status, [text])
-    if not quiet:
-        timer.start()
+    timer.start()
     try:
         yield
     finally:

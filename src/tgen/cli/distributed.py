@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,17 +23,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def all_ranks(paths: Sequence[str], *, quiet: bool = False) -> Iterator[bool]:
+def all_ranks(paths: Sequence[str]) -> Iterator[bool]:
     """Join the other ranks; yield whether this process prints."""
     distributed.check_launcher()
     if not distributed.launched():
         yield True
         return
-    print_status = partial(console.print_status, quiet=quiet)
-    with distributed.join_process_group(console.print_error, print_status):
+    with distributed.join_process_group(console.print_error, console.print_status):
         if "-" in paths:
             raise UsageError("several processes cannot share stdin", "name a file")
         distributed.assert_same("the command line", shlex.join(sys.argv[1:]))
+        console.quiet |= not distributed.is_rank_zero()
         yield distributed.is_rank_zero()
 
 
@@ -54,7 +53,7 @@ def join_ranks(options: "GenerateOptions") -> Iterator[Ranks]:
     if path is None:
         message = f"{own.world_size} ranks were started for a single prompt"
         raise UsageError(message, "pass --input, whose rows are shared, or run without torchrun")
-    with all_ranks([path], quiet=options.quiet):
+    with all_ranks([path]):
         distributed.assert_same("the version of tgen", __version__)
         distributed.assert_same(f"the content of {path}", files.sha256(Path(path)).hex())
         distributed.barrier()

@@ -138,7 +138,7 @@ def export(options: ExportOptions) -> None:
     from tgen.lora.merging import rounding_error
     from tgen.lora.model_with_adapter import load
 
-    to_file, quiet, size = options.to == "gguf", options.quiet, options.max_shard_size
+    to_file, size = options.to == "gguf", options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
     # A cached model's own directory has a hash for a name.
@@ -152,7 +152,7 @@ def export(options: ExportOptions) -> None:
         raise UsageError(f"--merge: {path} is not an adapter", "remove --merge")
     bundle = load(path)
     for warning in bundle.warnings:
-        console.print_status(f"warning: {warning}", quiet=quiet)
+        console.print_status(f"warning: {warning}")
     stored: GgufType = options.dtype or ("f32" if is_merged else exporters.main_type(bundle))
     out = options.out
     if out is None:
@@ -161,15 +161,14 @@ def export(options: ExportOptions) -> None:
     n = sum(array.size for array in bundle.arrays.values())
     console.print_status(
         f"{path}: {bundle.config.family}, {n:,} parameters -> {out} ({options.to}, {stored})",
-        quiet=quiet,
     )
     if is_merged and stored in DTYPES and stored != "f32":
         pairs = read(path, bundle.config).pairs
         error = rounding_error(bundle.config, bundle.arrays, pairs, DTYPES[stored])
         console.print_status(
-            f"rounding to {stored} changes what the adapter learned by {error:.1%}", quiet=quiet
+            f"rounding to {stored} changes what the adapter learned by {error:.1%}"
         )
-    with console.progress("writing", quiet=quiet) as progress:
+    with console.progress("writing") as progress:
         types: Counter[GgufType] = Counter()
         if to_file:
             types = exporters.export_gguf(bundle, out, name=name, stored=stored, progress=progress)
@@ -179,20 +178,20 @@ def export(options: ExportOptions) -> None:
             )
     if types.keys() - {stored}:
         counts = ", ".join(f"{n} {key}" for key, n in types.most_common())
-        console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}", quiet=quiet)
+        console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}")
     differences = (
         tokenizer.describe_difference(bundle.tokenizer),
         tokenizer.describe_missing_ends(bundle.tokenizer, exporters.sorted_ends(bundle)),
         *architectures.describe_differences(bundle.config),
     )
     for difference in filter(None, differences if to_file else ()):
-        console.print_status(f"warning: {difference}", quiet=quiet)
+        console.print_status(f"warning: {difference}")
     written = out.iterdir() if out.is_dir() else [out]
     megabytes = sum(file.stat().st_size for file in written) / 1e6
     seconds = time.monotonic() - began
-    console.print_status(f"wrote {megabytes:,.1f} MB to {out} in {seconds:.1f} s", quiet=quiet)
+    console.print_status(f"wrote {megabytes:,.1f} MB to {out} in {seconds:.1f} s")
     is_chat = chat_template_source(bundle.settings_path) is not None
-    console.print_try_generate(out, prompt=_prompt(bundle), chat=is_chat, quiet=quiet)
+    console.print_try_generate(out, prompt=_prompt(bundle), chat=is_chat)
 
 
 def _prompt(bundle: "ModelBundle") -> bytes:

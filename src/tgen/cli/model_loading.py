@@ -1,7 +1,6 @@
 """Load a command's model, and report slow steps."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +14,14 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
-def find_paths(
-    model: str | None, adapter: str | None, *, quiet: bool = False
-) -> tuple[Path, Path | None]:
+def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | None]:
     """Return the paths of a model and of its adapter; an adapter alone is a model's path, too."""
     from tgen.checkpoint.model_lookup import CHECKPOINT, find_model
 
     if adapter is None:
         path, found_by = find_model(model)
         if found_by == CHECKPOINT:
-            console.print_status(
-                f"note: {model} has only checkpoints: using {path}, the newest", quiet=quiet
-            )
+            console.print_status(f"note: {model} has only checkpoints: using {path}, the newest")
         return path, None
     from tgen.lora.adapter import find_adapter  # which takes milliseconds to import
 
@@ -34,16 +29,14 @@ def find_paths(
     return (path, None) if model is None else (find_model(model).path, path)
 
 
-def announce_compiling(*, quiet: bool) -> None:
+def announce_compiling() -> None:
     """Print a line when kernels have to be compiled."""
     from tgen.engine.cpu import kernel_cache
 
-    kernel_cache.notify = partial(console.print_status, quiet=quiet)
+    kernel_cache.notify = console.print_status
 
 
-def load_model(
-    path: Path, options: EngineOptions, *, adapter: Path | None = None, quiet: bool
-) -> "LoadedModel":
+def load_model(path: Path, options: EngineOptions, *, adapter: Path | None = None) -> "LoadedModel":
     """Load a model from its path, with an adapter merged into it if one is named."""
     from tgen.engine.open_engine import missing_kernels, runs_on_cpu
     from tgen.loaded_model import open_model
@@ -51,8 +44,8 @@ def load_model(
     reason = missing_kernels() if runs_on_cpu(options.device) else None
     if reason:
         message = f"warning: using torch, which is slower than the compiled kernels: {reason}"
-        console.print_status(message, quiet=quiet)
-    announce_compiling(quiet=quiet)
+        console.print_status(message)
+    announce_compiling()
     end_phase("import")
     model = open_model(path, options, adapter=adapter)
     end_phase("load")
@@ -62,19 +55,19 @@ def load_model(
             "the quantized weights are stored as float32: int8 and int4 need the kernels"
         )
     for warning in warnings:
-        console.print_status(f"warning: {warning}", quiet=quiet)
+        console.print_status(f"warning: {warning}")
     return model
 
 
-def load_draft_model(model: "LoadedModel", name: str | None, *, quiet: bool) -> None:
+def load_draft_model(model: "LoadedModel", name: str | None) -> None:
     """Load the model that `--draft-model` names, if it does, to draft tokens for another."""
     if name is not None:
-        path, _ = find_paths(name, None, quiet=quiet)
-        model.draft_with(load_model(path, model.options, quiet=quiet))
+        path, _ = find_paths(name, None)
+        model.draft_with(load_model(path, model.options))
 
 
 def load_shared(
-    path: Path, options: EngineOptions, ranks: Ranks, *, adapter: Path | None, quiet: bool
+    path: Path, options: EngineOptions, ranks: Ranks, *, adapter: Path | None
 ) -> "LoadedModel":
     """Load the model, the same on all ranks; ranks of one machine share its CPU cores."""
     from tgen.checkpoint.model_dir import digest
@@ -82,7 +75,7 @@ def load_shared(
 
     if ranks.world_size > 1 and options.threads is None:
         options = replace(options, threads=default_threads(shared_by=ranks.local_world_size))
-    model = load_model(path, options, adapter=adapter, quiet=quiet)
+    model = load_model(path, options, adapter=adapter)
     if ranks.world_size > 1:
         distributed.assert_same(f"the model {path}", digest(model.bundle)[:16])
     return model

@@ -7,10 +7,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
@@ -79,15 +80,16 @@ class ModelReport:
     path: str
     found_by: str  # where it was found, see `checkpoint.model_lookup`
     is_default: bool  # whether it is the one that commands use without a name
-    adapter_of: str | None  # the base model that an adapter names; None: not an adapter
-    rank: int | None  # of an adapter
-    family: str | None  # of an adapter, the base's. None here and below: unknown, see `problem`
-    n_parameters: int | None
-    dtype: str | None  # of most of the weights
-    context_length: int | None
+    adapter_of: str | None = None  # the base model that an adapter names; None: not an adapter
+    rank: int | None = None  # of an adapter
+    # Of an adapter, the base's. None here and below: unknown, see `problem`
+    family: str | None = None
+    n_parameters: int | None = None
+    dtype: str | None = None  # of most of the weights
+    context_length: int | None = None
     n_bytes: int  # of all its files on disk
     modified: float | None  # when the weights were written, in seconds since 1970
-    problem: str  # why it cannot be loaded; "" if nothing is known
+    problem: str = ""  # why it cannot be loaded; "" if nothing is known
 
 
 def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
@@ -110,34 +112,27 @@ def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) ->
     from tgen.checkpoint.stored_models import is_adapter
     from tgen.lora import adapter
 
-    adapter_of = rank = family = n_parameters = dtype = context_length = None
-    problem = ""
+    facts: dict[str, Any] = {}
     try:
         if is_adapter(path):
-            adapter_of, rank, counts = adapter.describe(path)
+            facts["adapter_of"], facts["rank"], counts = adapter.describe(path)
             config, _ = model_dir.describe(adapter.find_base(path))
         else:
             config, counts = model_dir.describe(path)
-        family, context_length = config.family, config.context_length
-        n_parameters, dtype = counts.total(), max(counts, key=lambda one: counts[one])
+        facts |= {"family": config.family, "context_length": config.context_length}
+        facts |= {"n_parameters": counts.total(), "dtype": max(counts, key=counts.__getitem__)}
     except TgenError as error:
-        problem = error.message
+        facts["problem"] = error.message
     except OSError as error:
-        problem = error.strerror or str(error)
+        facts["problem"] = error.strerror or str(error)
     return ModelReport(
         name=name,
         path=str(path),
         found_by=found_by,
         is_default=is_default,
-        adapter_of=adapter_of,
-        rank=rank,
-        family=family,
-        n_parameters=n_parameters,
-        dtype=dtype,
-        context_length=context_length,
         n_bytes=sum(status.st_size for status in _files(path).values()),
         modified=_modified(path),
-        problem=problem,
+        **facts,
     )
 
 
@@ -161,10 +156,8 @@ def _files(path: Path) -> dict[str, os.stat_result]:
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     found = {}
     for one in paths:
-        try:
+        with suppress(OSError):  # a broken link, or removed meanwhile
             found[one] = os.stat(one)
-        except OSError:  # a broken link, or removed meanwhile
-            continue
     return {name: status for name, status in found.items() if stat.S_ISREG(status.st_mode)}
 
 
@@ -186,15 +179,14 @@ def models(options: ModelsOptions) -> None:
     model does not do. If it finds damaged files, it removes them and exits with status 1.
     """
     if options.check:
-        _check_cache(options)
+        _check_cache()
         return
     if options.clear_cache:
         from tgen.engine.weights_cache import clear
 
         shown = _describe_cache()
         clear()
-        message = f"removed {shown}" if shown else "the cache is empty"
-        console.print_status(message, quiet=options.quiet)
+        console.print_status(f"removed {shown}" if shown else "the cache is empty")
         return
     if options.action == "rm":
         for name in options.names:
@@ -205,9 +197,9 @@ def models(options: ModelsOptions) -> None:
     if options.json:
         _print_json(reports)
     else:
-        _print_table(reports, quiet=options.quiet)
+        _print_table(reports)
         if shown := _describe_cache():
-            console.print_status(shown, quiet=options.quiet)
+            console.print_status(shown)
 
 
 def _describe_cache() -> str:
@@ -220,16 +212,16 @@ def _describe_cache() -> str:
     return "".join(f"cached weights: {len(sizes)} {noun}, {size}, in {one}" for one in folders)
 
 
-def _check_cache(options: ModelsOptions) -> None:
+def _check_cache() -> None:
     """Compare the cached weights with their checksums."""
     from tgen.engine.weights_cache import check
 
     results = dict(check())
     damaged = [path for path, intact in results.items() if not intact]
     for path in damaged:
-        console.print_status(f"warning: {path} was damaged and has been removed")
+        console.print_line(f"warning: {path} was damaged and has been removed")
     n = len(results) - len(damaged)
-    console.print_status(f"cached weights: {n} intact, {len(damaged)} damaged", quiet=options.quiet)
+    console.print_status(f"cached weights: {n} intact, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(1)
 
@@ -263,10 +255,10 @@ def _remove(name: str, options: ModelsOptions) -> None:
         details = [_kind(report), "" if n is None else f"{n:,} parameters"]
         _ask(path, ", ".join([*filter(None, details), format_bytes(report.n_bytes)]))
     others = remove_model(path)
-    console.print_status(f"removed {path}", quiet=options.quiet)
+    console.print_status(f"removed {path}")
     if others:
         names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
-        console.print_status(f"other files stay in {path}: {names}", quiet=options.quiet)
+        console.print_status(f"other files stay in {path}: {names}")
 
 
 def _ask(path: Path, details: str) -> None:
@@ -275,11 +267,11 @@ def _ask(path: Path, details: str) -> None:
         raise UsageError(f"removing {path} needs an answer", "add --yes to remove it without one")
     console.ask(f"remove {path} ({details})? [y/N]")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        console.print_status("not removed")
+        console.print_line("not removed")
         raise typer.Exit(1)
 
 
-def _print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
+def _print_table(reports: Sequence[ModelReport]) -> None:
     """Print one row per model to stdout, and problems to stderr."""
     from rich.text import Text
 
@@ -303,9 +295,9 @@ def _print_table(reports: Sequence[ModelReport], *, quiet: bool) -> None:
     console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
     for report in reports:
         if report.is_default:
-            console.print_status(f"default: {report.name}", quiet=quiet)
+            console.print_status(f"default: {report.name}")
         if report.problem:
-            console.print_status(f"warning: {report.name}: {report.problem}", quiet=quiet)
+            console.print_status(f"warning: {report.name}: {report.problem}")
 
 
 def _print_json(reports: Sequence[ModelReport]) -> None:

@@ -39,15 +39,15 @@ def prompt_file_option(**changes: Any) -> Any:
     return option(None, help_text, "--prompt-file", metavar="FILE", excludes="prompt", **changes)
 
 
-def read_prompt(prompt: str | None, file: Path | None = None, *, quiet: bool = False) -> bytes:
+def read_prompt(prompt: str | None, file: Path | None = None) -> bytes:
     """Return the prompt's bytes; stdin is read only without a prompt and file, or if it is '-'."""
     if file is not None:
         from tgen.corpus import read_text
 
-        with console.late_progress("reading the prompt", quiet=quiet) as update:
+        with console.late_progress("reading the prompt") as update:
             text, notes = read_text(str(file), update)
         for note in notes:
-            console.print_status(f"note: {note}", quiet=quiet)
+            console.print_status(f"note: {note}")
         return text
     if prompt is not None and prompt != "-":
         return os.fsencode(prompt)
@@ -178,6 +178,7 @@ def make_command(
                 given["engine"] = EngineOptions(**given["engine"])
             options = options_type(**given)
             _check(options)
+            console.quiet = options.quiet
             run(options)
 
     command.__doc__, command.__name__ = help_text(run), run.__name__

@@ -47,9 +47,7 @@ def check_output_files(outputs: Mapping[str, Path]) -> None:
             raise UsageError(f"{name}: cannot write a binary file to the terminal", "name a file")
 
 
-def write_contents(
-    contents: Mapping[str, files.Content], outputs: Mapping[str, Path], *, quiet: bool
-) -> None:
+def write_contents(contents: Mapping[str, files.Content], outputs: Mapping[str, Path]) -> None:
     """Write the contents of the files, by flag."""
     for name, path in outputs.items():
         if str(path) == "-":
@@ -58,7 +56,7 @@ def write_contents(
         else:
             files.write_output(path, contents[name])
             size = f"{sum(map(len, files.blocks(contents[name]))):,} bytes"
-            console.print_status(f"wrote {path}, {size}", quiet=quiet)
+            console.print_status(f"wrote {path}, {size}")
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

@@ -104,28 +104,28 @@ def score(options: ScoreOptions) -> None:
 
     names = [options.model] if options.compare is None else [options.model, options.compare]
     paths = [find_model(name).path for name in names]
-    corpus = read_texts(options.files, Reading(**options.reading), quiet=options.quiet)
+    corpus = read_texts(options.files, Reading(**options.reading))
     models = [_load_model(path, options) for path in paths]
     _score(models, corpus, options)
 
 
-def read_texts(paths: Sequence[str], reading: Reading, *, quiet: bool) -> "Corpus":
+def read_texts(paths: Sequence[str], reading: Reading) -> "Corpus":
     """Read the texts to score."""
     from tgen.corpus import read
     from tgen.runs.output_folder import own_files
 
     hint = "score one after the other"
-    with console.late_progress("reading", quiet=quiet) as update:
+    with console.late_progress("reading") as update:
         corpus = read(paths, update, own_files=own_files, mixed_hint=hint, reading=reading)
     for note in corpus.notes:
-        console.print_status(f"note: {note}", quiet=quiet)
+        console.print_status(f"note: {note}")
     return corpus
 
 
 def _load_model(path: Path, options: ScoreOptions) -> "LoadedModel":
     from tgen.cli.model_loading import load_model
 
-    model = load_model(path, options.engine, quiet=options.quiet)
+    model = load_model(path, options.engine)
     length = model.engine.context_length
     if options.stride is not None and options.stride > length:
         message = f"--stride: {options.stride:,} is more than the context of {path} ({length:,})"
@@ -139,7 +139,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
 
     settings = [_settings(model, options, chat=corpus.is_chat) for model in models]
     for setting in settings:
-        _print_settings(setting, chat=corpus.is_chat, quiet=options.quiet)
+        _print_settings(setting, chat=corpus.is_chat)
     writer: _JsonWriter | _TableWriter
     if options.json:
         others = {"compare": settings[1]} if len(models) == 2 else {}
@@ -149,7 +149,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     n_lines = 2 if options.per_token else len(corpus.documents)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     late: list[_Report] = []  # a bar would mix with lines
-    with console.progress("scoring", quiet=options.quiet or (on_terminal and n_lines > 1)) as bar:
+    with console.progress("scoring", hidden=on_terminal and n_lines > 1) as bar:
         for report in score_documents(
             models,
             corpus.documents,
@@ -167,7 +167,7 @@ def _score(models: "list[LoadedModel]", corpus: "Corpus", options: ScoreOptions)
     for one in late:
         writer.write(one)
     assert isinstance(report, TotalReport)
-    _print_notes(report, json=options.json, quiet=options.quiet)
+    _print_notes(report, json=options.json)
 
 
 def _settings(model: "LoadedModel", options: ScoreOptions, *, chat: bool) -> dict[str, Any]:
@@ -206,7 +206,6 @@ class _TableWriter:
             self._show(Text(one_line(_verdict(report.difference, *self._names))))
 
     def _write_token(self, token: TokenScore) -> None:
-        """Write a token, colored by its surprisal."""
         bits = -token.logprob / math.log(2)
         line = Text(f"{token.position:>8} {token.id:>7} {bits:>7.2f} {token.rank:>7,}  ")
         style = highlight(bits / MAX_BITS) if self._has_color else ""
@@ -276,7 +275,7 @@ def _score_fields(score: Score) -> dict[str, Any]:
     return ratios | asdict(score)
 
 
-def _print_settings(settings: Mapping[str, Any], *, chat: bool, quiet: bool) -> None:
+def _print_settings(settings: Mapping[str, Any], *, chat: bool) -> None:
     """Print a model, and from what its tokens are predicted."""
     length, stride = settings["context_length"], settings["stride"]
     line = f"{settings['model']} · context {length:,}"
@@ -289,10 +288,10 @@ def _print_settings(settings: Mapping[str, Any], *, chat: bool, quiet: bool) -> 
         )
         if not settings["start_ids"]:
             line += "; the first token is not scored"
-    console.print_status(line, quiet=quiet)
+    console.print_status(line)
 
 
-def _print_notes(total: TotalReport, *, json: bool, quiet: bool) -> None:
+def _print_notes(total: TotalReport, *, json: bool) -> None:
     """Print how the errors were computed, unless they are in JSON, and what differs between the
     text and what was scored."""
     one = total.difference or total.score
@@ -303,25 +302,23 @@ def _print_notes(total: TotalReport, *, json: bool, quiet: bool) -> None:
         note = f"columns error and p: of the difference in bits/byte, from {units}"
     else:
         note = f"column error: standard error of bits/byte, from {units}"
-    console.print_status(note, quiet=quiet or json)
+    if not json:
+        console.print_status(note)
     if total.n_replaced:
         console.print_status(
             f"warning: {count(total.n_replaced, 'character')} that a tokenizer cannot express "
             "replaced by U+FFFD",
-            quiet=quiet,
         )
     if total.n_cut:
         console.print_status(
             f"warning: some answers of {count(total.n_cut, 'row')} are not scored: too long for "
             "the context",
-            quiet=quiet,
         )
     if total.n_normalized:
         documents = count(total.n_normalized, "document")
         console.print_status(
             f"warning: a tokenizer changes the text of {documents} (normalization): other text is "
             "scored, with the bytes of the original",
-            quiet=quiet,
         )
 
 

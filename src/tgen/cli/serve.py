@@ -230,7 +230,6 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
             raise
         message = f"tgen serve needs the package {package}"
         raise TgenError(message, "pip install 'tgen-lm[serve]'") from None
-    quiet = options.quiet
     sources = find_sources(options.model, options.adapter)
     sock = server.listen(options.host, options.port)
     settings = server.ServerSettings(
@@ -255,8 +254,8 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
     )
 
     def load(source: "ModelSource") -> "LoadedModel":
-        model = load_model(source.path, options.engine, adapter=source.adapter, quiet=quiet)
-        load_draft_model(model, options.draft_model, quiet=quiet)
+        model = load_model(source.path, options.engine, adapter=source.adapter)
+        load_draft_model(model, options.draft_model)
         return model
 
     def print_addresses() -> None:
@@ -265,14 +264,14 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
                 "warning: everyone who can reach this address can use the model "
                 f"(set --api-key or {KEY_VARIABLE})"
             )
-            console.print_status(message, quiet=quiet)
+            console.print_status(message)
         for source in sources:
             where = f"{source.adapter or source.path} · serving {source.name}"
-            console.print_status(f"{where} on {server.url(sock)}", quiet=quiet)
+            console.print_status(f"{where} on {server.url(sock)}")
         if options.open_page:
             _open_page(server.url(sock), options.key, text)
 
-    log = AccessLog(options.log or ("off" if quiet else "text"), partial(os.write, _STDERR))
+    log = AccessLog(options.log or ("off" if options.quiet else "text"), partial(os.write, _STDERR))
     with sock, log.capture_stderr():
         try:
             is_forced = server.serve(sources, load, sock, settings, log, print_addresses)

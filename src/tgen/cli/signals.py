@@ -30,15 +30,16 @@ class StopSignal:
 
     def explain(self) -> None:
         """Print why nothing was saved: before the first step, or after a second signal."""
-        quiet = not distributed.is_rank_zero()
+        if not distributed.is_rank_zero():
+            return
         if self.number and not self.has_started:
-            console.print_status("stopped before the first step: nothing to save", quiet=quiet)
+            console.print_line("stopped before the first step: nothing to save")
         elif self.number and not self.is_training:
             text = "stopped before the first step: --resume starts it again"
-            console.print_status(text, quiet=quiet)
+            console.print_line(text)
         elif self.is_repeated:
             text = "stopped at once by a second signal: --resume continues from the newest state"
-            console.print_status(text, quiet=quiet)
+            console.print_line(text)
 
     def _handle(self, number: int, frame: Any) -> None:
         del frame

@@ -219,7 +219,7 @@ def sweep(options: SweepOptions) -> None:
                 display.show(report)
     finally:
         if stop_signal.number:
-            console.print_status("stopped: the same command continues", quiet=options.quiet)
+            console.print_status("stopped: the same command continues")
     if stop_signal.number:
         raise typer.Exit(128 + stop_signal.number)
     if options.dry_run:
@@ -242,21 +242,21 @@ def _show_results(request: "SweepRequest", options: SweepOptions) -> None:
     paths = [request.out / name for cell in run_names(request) for name in cell]
     varied = [_SETTINGS.get(name, name) for name in request.cells[0][0]]
     report = compare_runs(paths, by=varied if len(request.seeds) > 1 else ())
-    print_comparison(report, json=options.json, quiet=options.quiet)
+    print_comparison(report, json=options.json)
 
 
 class _Display:
     """The plan and the progress of a sweep on stderr: a table that is redrawn, or plain lines."""
 
     def __init__(self, options: SweepOptions) -> None:
-        self._options, self._quiet = options, options.quiet
+        self._options = options
         self._plan: SweepPlanReport | None = None
         self._losses: dict[tuple[int, int], float | None] = {}  # by cell and seed
         self._run: SweepRunReport | None = None
         self._line = ""
         self._live: AbstractContextManager[object] = nullcontext()
         self.failures: set[str] = set()
-        if console.draws_progress() and not options.quiet:
+        if console.draws_progress() and not console.quiet:
             from rich.live import Live
 
             from tgen.cli.rich_console import err
@@ -306,13 +306,13 @@ class _Display:
             self._losses[report.cell, report.seed] = loss
             result = "done" if loss is None else f"{loss:.3f} bits/byte"
         left = f"{count(report.n_left, 'run')} left, about {format_duration(report.seconds_left)}"
-        console.print_status(f"{report.name}: {result} · {left}", quiet=self._quiet)
+        console.print_status(f"{report.name}: {result} · {left}")
 
     def _show_plan(self, plan: SweepPlanReport) -> None:
         lines = [_cells_table(plan), *_plan_lines(plan)]
         if self._options.dry_run and not self._options.json:
             console.show(*lines)
-        elif not self._quiet:
+        elif not console.quiet:
             from tgen.cli.rich_console import err
 
             err.print(*lines, sep="\n")

@@ -91,10 +91,10 @@ def tokenize(options: TokenizeOptions) -> None:
         raise UsageError("no text", 'name a file, pass --prompt "TEXT", or pipe text in')
     path = find_model(options.model).path
     tokenizer = load_tokenizer(path)
-    console.print_status(str(path), quiet=options.quiet)
+    console.print_status(str(path))
     if options.decode:
         for source in _open_sources(options, options.files or ["-"]):
-            _decode(source, tokenizer, quiet=options.quiet)
+            _decode(source, tokenizer)
         return
 
     texts = ((name, _encode(pieces, tokenizer)) for name, pieces in _split_texts(options))
@@ -148,16 +148,16 @@ def _open_sources(
         keep_rows=reading.read_as != "rows",
         stdin_head=stdin_head,
     )
-    while (source := _next_source(opened, quiet=options.quiet)) is not None:
+    while (source := _next_source(opened)) is not None:
         yield source
     for note in report.notes():
-        console.print_status(f"note: {note}", quiet=options.quiet)
+        console.print_status(f"note: {note}")
 
 
-def _next_source(opened: "Iterator[Source | float]", *, quiet: bool) -> "Source | None":
+def _next_source(opened: "Iterator[Source | float]") -> "Source | None":
     """Return the next text, None after the last; the progress bar ends before, or it would mix
     with the output."""
-    with console.late_progress("reading", quiet=quiet) as update:
+    with console.late_progress("reading") as update:
         for source in opened:
             if not isinstance(source, float):
                 return source
@@ -172,20 +172,18 @@ def _own_files(directory: Path) -> set[str]:
 
 
 def _encode(pieces: Iterator[bytes], tokenizer: "Tokenizer") -> Iterator[tuple[bytes, list[int]]]:
-    """Yield each piece of a text with its ids."""
     offset = 0
     for piece in pieces:
         yield piece, tokenizer.encode(piece, continuation=offset > 0, offset=offset)
         offset += len(piece)
 
 
-def _decode(source: "Source", tokenizer: "Tokenizer", *, quiet: bool) -> None:
-    """Write the text of ids to stdout."""
+def _decode(source: "Source", tokenizer: "Tokenizer") -> None:
     words = filter(None, _SEPARATORS.split(source.read(0, source.n_bytes)))
     ids = [_parse_id(word, tokenizer.vocab_size) for word in words]
     console.write(tokenizer.decode(ids))
     if n_silent := sum(not tokenizer.token_bytes(i) for i in ids):
-        console.print_status(f"note: special tokens without text: {n_silent:,}", quiet=quiet)
+        console.print_status(f"note: special tokens without text: {n_silent:,}")
 
 
 def _parse_id(word: bytes, vocab_size: int) -> int:
@@ -240,7 +238,7 @@ def _write_texts(
         _show_counts(total, "total")
     elif not options.count:
         numbers = f"{count(total.n_tokens, 'token')}, {count(total.n_bytes, 'byte')}"
-        console.print_status(numbers, quiet=options.quiet)
+        console.print_status(numbers)
 
 
 def _write_counts(name: str, pieces: _Pieces, counts: _Counts) -> None:
@@ -256,7 +254,6 @@ def _show_counts(counts: _Counts, name: str) -> None:
 
 
 def _write_ids(_name: str, pieces: _Pieces, _counts: _Counts) -> None:
-    """Write the ids on one line."""
     separator = ""
     for _, ids in pieces:
         console.write((separator + " ".join(map(str, ids))).encode())

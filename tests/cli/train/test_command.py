@@ -112,7 +112,7 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
     terminal = Console(file=output, width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(progress, "err", terminal)
     monkeypatch.setattr(console, "draws_progress", lambda: True)
-    view = progress.TrainingProgress(quiet=False, json_lines=False)
+    view = progress.TrainingProgress(json_lines=False)
     report = StepReport(
         step=1117,
         loss=4.5,
@@ -136,6 +136,6 @@ def test_progress_at_80_columns_keeps_the_bar_and_breaks_between_words(monkeypat
 
 
 def test_long_sample_ends_after_a_word(capsys):
-    with progress.TrainingProgress(quiet=False, json_lines=False) as view:
+    with progress.TrainingProgress(json_lines=False) as view:
         view.show(SampleReport(step=1, prompt=b"To be", text=b" or not" * 30))
     assert capsys.readouterr().err == "  To be│" + " or not" * 21 + " or …\n"

@@ -108,6 +108,6 @@ class States:
         with suppress(TgenError):
             print_comparison(compare_runs([self._out]))
         request = ResumeRequest(out=self._out, device="cpu", threads=1)
-        with TrainingProgress(quiet=False, json_lines=False) as progress:
+        with TrainingProgress(json_lines=False) as progress:
             for report in runs.resume(request, stopped=lambda: True):
                 progress.show(report)

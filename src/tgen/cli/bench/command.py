@@ -28,8 +28,8 @@ def bench(options: BenchOptions) -> None:
 
         options = replace(options, model=saved_model(options.baseline))
     path = options.path
-    announce_compiling(quiet=options.quiet)
-    console.print_status(f"{path}", quiet=options.quiet)
+    announce_compiling()
+    console.print_status(f"{path}")
     if options.kv_cache:
         from tgen.cli.bench.kv_cache import run_kv_cache
 

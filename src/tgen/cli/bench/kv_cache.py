@@ -46,7 +46,7 @@ def run_kv_cache(options: BenchOptions) -> None:
     n_tokens = min(max(lengths), engine.context_length)
     text = sample_text(engine, model.encode(b""), n_tokens, seed=options.seed)
     reports: list[LengthReport] = []
-    with console.progress("measuring", quiet=options.quiet) as update:
+    with console.progress("measuring") as update:
         for report in measure_lengths(engine, text, lengths, trials=options.trials):
             if isinstance(report, TrialReport):
                 update(report.trial / report.trials)

@@ -1,5 +1,6 @@
 """The options of `tgen bench`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from tgen.errors import UsageError
 
 Output = Literal["table", "md", "csv", "json", "jsonl"]
 OtherEngine = Literal["self", "transformers", "llama.cpp"]
+ENGINES = ("kernels", "torch")
 _SWEEP, _MODES, _COMPARISON = "Sweep (every combination)", "Other measurements", "Comparison"
 _compare, _mode = partial(option, panel=_COMPARISON), partial(option, panel=_MODES)
 PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
@@ -28,31 +30,31 @@ _LLAMA_BENCH = "output=md output=csv output=jsonl"  # only for throughput
 _THROUGHPUT = f"pairs depths engines save against baseline {_LLAMA_BENCH}"
 
 
-def _sizes(flag: str) -> Reader:
-    return Reader(list[str], partial(parse_sizes, flag))
-
-
-def _read_threads(texts: list[str]) -> list[int]:
-    counts = parse_sizes("--threads", texts)
+def _read_threads(flag: str, texts: list[str]) -> list[int]:
+    counts = parse_sizes(flag, texts)
     if wrong := [n for n in counts if not 1 <= n <= MAX_THREADS]:
-        hint = f"set --threads to a number from 1 to {MAX_THREADS:,}"
-        raise UsageError(f"--threads: invalid value {wrong[0]}", hint)
+        hint = f"set {flag} to a number from 1 to {MAX_THREADS:,}"
+        raise UsageError(f"{flag}: invalid value {wrong[0]}", hint)
     return counts
 
 
-def _names(flag: str, known: tuple[str, ...]) -> Reader:
-    def read(values: list[str]) -> list[str]:
-        names = [name.strip() for value in values for name in value.split(",")]
-        for name in names:
-            if name not in known:
-                message, hint = f"{flag}: unknown value {name!r}", f"choose from {', '.join(known)}"
-                raise UsageError(message, hint)
-        return list(dict.fromkeys(names))
-
-    return Reader(list[str], read)
+def _read_names(known: tuple[str, ...], flag: str, values: list[str]) -> list[str]:
+    names = [name.strip() for value in values for name in value.split(",")]
+    for name in names:
+        if name not in known:
+            message, hint = f"{flag}: unknown value {name!r}", f"choose from {', '.join(known)}"
+            raise UsageError(message, hint)
+    return list(dict.fromkeys(names))
 
 
-def _list_option(help_text: str, flags: str, reader: Reader, default: str, **more: Any) -> Any:
+def _list_option(
+    help_text: str,
+    flags: str,
+    default: str,
+    read: Callable[[str, list[str]], list[Any]] = parse_sizes,
+    **more: Any,
+) -> Any:
+    reader = Reader(list[str], partial(read, flags.split()[0]))
     details = {"metavar": "N,...", "shown_default": default, "reader": reader}
     return option(None, help_text, flags, **details | more)
 
@@ -82,19 +84,13 @@ class BenchOptions:
     model: str | None = model_option()
     adapter: str | None = adapter_option()
     prompts: list[int] | None = _list_option(
-        "Prompt lengths to prefill, in tokens.",
-        "--n-prompt -p",
-        _sizes("--n-prompt"),
-        "512, or as many as fit",
+        "Prompt lengths to prefill, in tokens.", "--n-prompt -p", "512, or as many as fit"
     )
     gens: list[int] | None = _list_option(
-        "Numbers of tokens to decode one by one.",
-        "--n-gen -n",
-        _sizes("--n-gen"),
-        "128, or as many as fit",
+        "Numbers of tokens to decode one by one.", "--n-gen -n", "128, or as many as fit"
     )
     depths: list[int] | None = _list_option(
-        "Context depths: tokens already in the KV cache.", "--n-depth -d", _sizes("--n-depth"), "0"
+        "Context depths: tokens already in the KV cache.", "--n-depth -d", "0"
     )
     pairs: list[tuple[int, int]] | None = option(
         None,
@@ -104,27 +100,21 @@ class BenchOptions:
         shown_default="",
         reader=Reader(list[str], lambda values: [_read_pair(value) for value in values]),
     )
-    trials: int = option(
-        10,
-        "Number of trials per test.",
-        "--trials -r",
-        low=1,
-        high=1000,
-    )
+    trials: int = option(10, "Number of trials per test.", "--trials -r", low=1, high=1000)
     device: Device = device_option()
     engines: list[Any] | None = _list_option(
         "Engines: kernels, torch.",
         "--engine",
-        _names("--engine", ("kernels", "torch")),
         "the fastest",
+        partial(_read_names, ENGINES),
         panel=_SWEEP,
         metavar="NAME,...",
     )
     dtypes: list[Any] | None = _list_option(
         "Data types of the weights: float32, bfloat16, int8, int4.",
         "--dtype",
-        _names("--dtype", get_args(StoredAs)),
         "as stored",
+        partial(_read_names, get_args(StoredAs)),
         panel=_SWEEP,
         metavar="TYPE,...",
     )
@@ -136,14 +126,10 @@ class BenchOptions:
         panel=_SWEEP,
     )
     threads: list[int] | None = _list_option(
-        "Numbers of CPU threads.",
-        "--threads -t",
-        Reader(list[str], _read_threads),
-        "all cores",
-        panel=_SWEEP,
+        "Numbers of CPU threads.", "--threads -t", "all cores", _read_threads, panel=_SWEEP
     )
     batches: list[int] | None = _list_option(
-        "Numbers of sequences per batch.", "--batch", _sizes("--batch"), "1", panel=_SWEEP
+        "Numbers of sequences per batch.", "--batch", "1", panel=_SWEEP
     )
     seed: int = option(0, "Random seed of the input tokens.", "--seed", low=0)
     save: Path | None = _compare(
@@ -180,7 +166,6 @@ class BenchOptions:
     lengths: list[int] | None = _list_option(
         "Text lengths for --kv-cache, in tokens.",
         "--length -l",
-        _sizes("--length"),
         "powers of two from 16",
         panel=_MODES,
         needs="kv_cache",

@@ -237,11 +237,11 @@ def write_report(
             for _, report in results if options.output in ("md", "csv") else ():
                 for warning in report.warnings:
                     line = f"warning: {report.label}: {warning}"
-                    console.print_status(line, quiet=options.quiet)
+                    console.print_status(line)
     finally:  # also after a closed pipe: the results are expensive
         if options.save:
             files.write_output(options.save, llama_bench.to_json(records).encode())
-            console.print_status(f"wrote {options.save}", quiet=options.quiet)
+            console.print_status(f"wrote {options.save}")
 
 
 def _format_tables(
@@ -273,7 +273,7 @@ def show_last_report(
     options: BenchOptions, schema: str, reports: Iterable[Any], table: Callable[[Any], list[Any]]
 ) -> None:
     """Show progress for the trials, then write the report that follows them."""
-    with console.progress("measuring", quiet=options.quiet) as update:
+    with console.progress("measuring") as update:
         for report in reports:
             if isinstance(report, TrialReport):
                 update(report.trial / report.trials)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
-from tgen.cli.bench.options import BenchOptions
+from tgen.cli.bench.options import ENGINES, BenchOptions
 from tgen.cli.bench.output import Comparison, collect_context, write_report
 from tgen.config import STORED_BYTES, CacheDtype, EngineOptions, StoredAs
 from tgen.errors import TgenError, UsageError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PROMPT, _GEN = 512, 128  # llama-bench's defaults
 _MAX_SAVED_BYTES = 64 << 20
-_ENGINES = ("kernels", "torch")
 
 
 def run_throughput(options: BenchOptions) -> None:
@@ -66,7 +65,7 @@ def run_against(options: BenchOptions, name: str) -> None:
             )
             stack.enter_context(closing(other))
             difference = max_logit_difference(setup.backend, other, workloads[0])
-        progress = stack.enter_context(console.progress("measuring", quiet=options.quiet))
+        progress = stack.enter_context(console.progress("measuring"))
         setup, results = compare_backends(
             setup, other, name, workloads, trials=options.trials, progress=progress
         )
@@ -182,7 +181,7 @@ def _check_slowdown(differences: Sequence[Difference], max_slowdown: float) -> N
 def _open_setups(options: BenchOptions) -> list["Setup"]:
     from tgen.benchmark.sweep import open_setups
 
-    with console.progress("measuring the machine's peak rates", quiet=options.quiet):
+    with console.progress("measuring the machine's peak rates"):
         return open_setups(
             options.path,
             EngineOptions(device=options.device, cache_dtype=options.cache_dtype),
@@ -220,7 +219,7 @@ def _measure(
 ) -> list[tuple["Setup", ThroughputReport]]:
     from tgen.benchmark.sweep import sweep
 
-    with console.progress("measuring", quiet=options.quiet) as progress:
+    with console.progress("measuring") as progress:
         return sweep(setups, workloads, trials=options.trials, progress=progress)
 
 
@@ -265,7 +264,7 @@ def _is_record(record: Any) -> bool:
         all(isinstance(n, int) and n >= 0 for n in counts)
         and isinstance(record.get("batch"), int)
         and isinstance(record.get("n_threads"), int)
-        and record.get("engine") in _ENGINES
+        and record.get("engine") in ENGINES
         and record.get("dtype") in STORED_BYTES
         and all(isinstance(times, list) and bool(times) for times in samples)
         and all(isinstance(ns, int) and ns > 0 for times in samples for ns in times or [])

@@ -134,7 +134,8 @@ class RequestQueue:
             self._warned = True
             text = f"the prompt has {n} tokens, more than the context of {self._context}"
             warning = f"warning: {first.where}{text}; only its end is used"
-            console.print_status(warning, quiet=self._options.quiet)
+            if not self._options.quiet:  # also on a rank that writes no texts
+                console.print_line(warning)
         return request
 
     def _start_samples(

@@ -67,8 +67,8 @@ class Session:
 
         stops = "a text" if self._start is None else "an answer"
         continues = "; an empty line continues the text" if self._start is None else ""
-        console.print_status(f"Ctrl-C stops {stops}, Ctrl-D ends the session{continues}")
-        console.print_status("/help lists the commands")
+        console.print_line(f"Ctrl-C stops {stops}, Ctrl-D ends the session{continues}")
+        console.print_line("/help lists the commands")
         if prompt:
             if self._start is None:
                 console.write(prompt)
@@ -80,7 +80,7 @@ class Session:
                 except TgenError as error:
                     console.print_error(error.message, error.hint)
                 except KeyboardInterrupt:
-                    console.print_status("stopped")
+                    console.print_line("stopped")
             elif line or self._start is None:
                 self.answer(line.removeprefix(b"/"))
 
@@ -92,7 +92,7 @@ class Session:
         try:
             state = self._extend(line)
         except UsageError as error:  # a byte that the tokenizer cannot express
-            console.print_status(f"error: {error.message}")
+            console.print_line(f"error: {error.message}")
             return
         first_seed, n_turns = settings.first_seed, settings.n_turns
         sampling = settings.next_turn()
@@ -105,7 +105,7 @@ class Session:
             tokens = model.complete(make_source([request]), batch_size=1, decoding=decoding)
             answer = write_answer(model, request.prompt, tokens)
         except UsageError as error:  # for example --overflow stop with a full context
-            console.print_status(f"error: {error.message}")
+            console.print_line(f"error: {error.message}")
             self.clear()
             return
         self._cache = answer.cache
@@ -116,7 +116,6 @@ class Session:
             self._state = [] if answer.end_of_text else answer.ids
 
     def _extend(self, line: bytes) -> list[Any]:
-        """Return the messages or ids with a new line."""
         if self._start is not None:
             return [*self._state, message("user", line)]
         tokenizer = self.model.tokenizer
@@ -127,7 +126,7 @@ class Session:
     def clear(self) -> None:
         """Start a new text or conversation."""
         kind = "text" if self._start is None else "conversation"
-        console.print_status(f"starting a new {kind}")
+        console.print_line(f"starting a new {kind}")
         self.turns, self._state = [], list(self._start or ())
 
     def undo(self) -> Turn:
@@ -145,7 +144,7 @@ class Session:
         n_turns = self.settings.n_turns
         turn = self.undo()
         self.settings.n_turns = n_turns
-        console.print_status(f"seed {self.settings.seed}")
+        console.print_line(f"seed {self.settings.seed}")
         self.answer(turn.line)
 
     def check(self, sampling: SamplingConfig) -> None:
@@ -220,7 +219,7 @@ def write_answer(model: "LoadedModel", ids: Sequence[int], tokens: Iterable[Toke
         if not text.endswith(b"\n"):
             console.write(b"\n")
     if not complete:
-        console.print_status("error: the text is incomplete: raise --max-new-tokens")
+        console.print_line("error: the text is incomplete: raise --max-new-tokens")
     end_of_text = bool(new) and new[-1].id in model.bundle.end_ids
     return Answer(all_ids, text, new, end_of_text, cache)
 

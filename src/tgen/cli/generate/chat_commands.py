@@ -87,9 +87,9 @@ class Settings:
             self.n_turns = 0
         self._options, self._sampling = options, sampling
         for warning in literal_escapes({field: given.get(field)}):
-            console.print_status(f"warning: {warning}")
+            console.print_line(f"warning: {warning}")
         for note in schema_notes({field: given.get(field)}):
-            console.print_status(f"note: {note}")
+            console.print_line(f"note: {note}")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from tgen's defaults, by their names, without the seed."""
@@ -124,13 +124,13 @@ def run_command(session: "Session", line: bytes) -> None:
             session.clear()
         case "/undo":
             session.undo()
-            console.print_status(f"removed the last turn; {count(len(session.turns), 'turn')} left")
+            console.print_line(f"removed the last turn; {count(len(session.turns), 'turn')} left")
         case "/retry":
             session.retry()
         case "/save":
             _save(session, value)
         case "/seed" if not value:
-            console.print_status(f"seed {session.settings.seed} is next")
+            console.print_line(f"seed {session.settings.seed} is next")
         case "/seed":
             session.settings.set("seed", value, session.check)
         case "/set":
@@ -158,13 +158,13 @@ def _set(session: "Session", text: str) -> None:
         settings.set(name, value, session.check)
     elif name:
         option, one = settings.find(name)
-        console.print_status(f"{option} {_shown(one)}")
+        console.print_line(f"{option} {_shown(one)}")
     else:
         changed = settings.changed()
         for option, one in changed.items():
-            console.print_status(f"{option} {_shown(one)}")
+            console.print_line(f"{option} {_shown(one)}")
         if not changed:
-            console.print_status("all options have their defaults")
+            console.print_line("all options have their defaults")
 
 
 def _shown(value: Any) -> str:
@@ -194,7 +194,7 @@ def _save(session: "Session", name: str) -> None:
         chat = [{"role": one["role"], "content": one["text"]} for one in clean]
         content = json.dumps({"messages": chat}, ensure_ascii=False).encode() + b"\n"
     files.write_output(path, content)
-    console.print_status(f"saved {name} ({count(len(content), 'byte')})")
+    console.print_line(f"saved {name} ({count(len(content), 'byte')})")
 
 
 def _show_why(session: "Session") -> None:

@@ -78,8 +78,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.generation.random_numbers import new_seed
     from tgen.lora.model_with_adapter import settings_path
 
-    quiet = options.quiet or ranks.rank > 0
-    path, adapter = find_paths(options.model, options.adapter, quiet=quiet)
+    path, adapter = find_paths(options.model, options.adapter)
     defaults = generation_config.read(settings_path(path, adapter))
     seed = options.sampling.get("seed")
     seed = broadcast(new_seed()) if seed is None else seed
@@ -94,15 +93,15 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     lines = None if options.input_file is None else LineReader(options.input_file)
     has_prompt = options.prompt is not None or options.prompt_file is not None
     no_prompt = lines or (options.interactive and not has_prompt)
-    prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file, quiet=quiet)
-    model = load_shared(path, options.engine, ranks, adapter=adapter, quiet=quiet)
-    load_draft_model(model, options.draft_model, quiet=quiet)
+    prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file)
+    model = load_shared(path, options.engine, ranks, adapter=adapter)
+    load_draft_model(model, options.draft_model)
 
     @lru_cache
     def training_words() -> bytes:
         from tgen.runs.training_words import read_training_words
 
-        with console.announce("reading the training text", quiet=quiet):
+        with console.announce("reading the training text"):
             return b"\n".join(read_training_words(adapter or path, model.vocabulary.tokens))
 
     def make_sampling(given: dict[str, Any]) -> SamplingConfig:
@@ -114,11 +113,11 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
         sampling = make_sampling(options.sampling)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
     for warning in literal_escapes(options.sampling):
-        console.print_status(f"warning: {warning}", quiet=quiet)
+        console.print_status(f"warning: {warning}")
     for note in schema_notes(options.sampling):
-        console.print_status(f"note: {note}", quiet=quiet)
+        console.print_status(f"note: {note}")
     for line in output.status_lines(shown, seed, defaults, given=options.sampling):
-        console.print_status(line, quiet=quiet)
+        console.print_status(line)
     messages = None
     if options.chat:
         _ = model.chat_format  # raises without a template, before anything else is reported
@@ -141,38 +140,36 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
         with (
             flags_in_errors(GenerateOptions),
             files_in_errors(options.sampling),
-            console.announce("compiling the constraint", quiet=quiet),
+            console.announce("compiling the constraint"),
         ):
             queue.add(prompt)
-        cache = _prompt_cache(model, prompt, options, quiet=quiet)
+        cache = _prompt_cache(model, prompt, options)
         decoding = replace(decoding, prompt_cache=cache)
     began = time.perf_counter()
     tokens = model.complete(
         queue.next, batch_size=options.batch_size, decoding=decoding, on_error=writer.on_error
     )
     try:
-        _write(tokens, writer, lines, quiet=quiet)
+        _write(tokens, writer, lines)
         writer.finish(queue.n_rows)
     finally:  # also after Ctrl-C
         writer.close()
     end_phase("decode")
-    if not quiet:
+    if not console.quiet:
         writer.end_line()
     n_rows, seconds = queue.n_rows if lines else None, time.perf_counter() - began
     summary = output.format_summary(n_rows, writer.n_failed, writer.n_tokens, seconds)
-    console.print_status(summary, quiet=quiet)
+    console.print_status(summary)
     if options.stats and writer.last and not lines:
-        console.print_status(output.format_stats(writer.last), quiet=quiet)
+        console.print_status(output.format_stats(writer.last))
     return writer.n_failed > 0
 
 
-def _write(
-    tokens: Iterator["Token"], writer: "output.Writer", lines: "LineReader | None", *, quiet: bool
-) -> None:
+def _write(tokens: Iterator["Token"], writer: "output.Writer", lines: "LineReader | None") -> None:
     """Pass every token to the writer; show a progress bar unless the texts are shown."""
     visible = sys.stdout is not None and sys.stdout.isatty()
-    hidden = quiet or visible or lines is None or lines.fraction is None
-    with console.progress("rows", quiet=hidden) as update:
+    hidden = visible or lines is None or lines.fraction is None
+    with console.progress("rows", hidden=hidden) as update:
         for number, token in enumerate(tokens):
             if not number:
                 end_phase("prefill")
@@ -203,7 +200,7 @@ def _make_writer(
 
 
 def _prompt_cache(
-    model: "LoadedModel", prompt: bytes, options: GenerateOptions, *, quiet: bool
+    model: "LoadedModel", prompt: bytes, options: GenerateOptions
 ) -> "PromptCache | None":
     from tgen.engine.base import common_prefix_length
 
@@ -215,11 +212,11 @@ def _prompt_cache(
         status = f"{load} · prompt tokens cached: {n_common} of {len(ids)}"
         if reason := model.why_unused(cache, ids):
             status = f"warning: {load} is not used: {reason}"
-        console.print_status(status, quiet=quiet)
+        console.print_status(status)
     if save:
         cache = model.cache_prompt(ids, known=cache)
         model.save_cache(save, cache)
-        console.print_status(f"{save} · tokens saved: {len(ids)}", quiet=quiet)
+        console.print_status(f"{save} · tokens saved: {len(ids)}")
     return cache
 
 

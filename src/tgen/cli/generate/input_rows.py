@@ -17,7 +17,7 @@ from tgen.config.option import require, suggest
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
-_BLOCK, _LINES_AHEAD = 1 << 16, 4096
+_LONG, _LINES_AHEAD = 1 << 16, 4096  # bytes of a long line; lines
 _MAX_LINE = 64 << 20  # bytes
 _DEFAULT = SamplingConfig()
 _EXAMPLE = 'write {"prompt": "..."} on a line'
@@ -79,33 +79,25 @@ class LineReader:
         return line
 
     def _read(self) -> None:
-        parts: list[bytes] = []  # parts of an incomplete line
         end: OSError | UsageError | None = None
-        n_bytes = 0  # total size of the parts
         try:  # not sys.stdin, whose lock would be held at process exit
-            while block := os.read(self._fd, _BLOCK):
-                first, *others = block.split(b"\n")
-                parts.append(first)
-                n_bytes = len(others[-1]) if others else n_bytes + len(first)
-                if n_bytes > _MAX_LINE:
-                    parts = []
+            file = os.fdopen(self._fd, "rb", closefd=False)
+            while line := file.readline(_MAX_LINE + 1):
+                if line.endswith(b"\n"):
+                    line = line[:-1].removesuffix(b"\r")
+                elif len(line) > _MAX_LINE:
                     raise UsageError(
                         f"a line of the input is larger than {_MAX_LINE >> 20} MiB",
                         "pass one prompt per line",
                     )
-                for part in others:
-                    line = b"".join(parts).removesuffix(b"\r")
-                    parts = [part]
-                    self._lines.put(line)
-                    if len(line) > _BLOCK:  # of long lines, only one at a time takes memory
-                        self._lines.join()
+                self._lines.put(line)
+                if len(line) > _LONG:  # of long lines, only one at a time takes memory
+                    self._lines.join()
         except UsageError as error:
             end = error
         except OSError as error:
             if self._fd or error.errno != errno.EBADF:  # a closed stdin has no lines
                 end = error
-        if any(parts):
-            self._lines.put(b"".join(parts))
         self._lines.put(end)
 
 

@@ -153,7 +153,7 @@ class Writer:
         self._store(generation)
         self._print_error(generation, error.message)
         if generation.line is None and error.hint:
-            console.print_status(f"hint: {error.hint}")
+            console.print_line(f"hint: {error.hint}")
 
     def update(self) -> None:
         """Write what can be written now."""
@@ -191,7 +191,7 @@ class Writer:
     def _print_error(self, generation: Generation, text: str) -> None:
         self._failed_rows.add(generation.row)
         self.end_line()
-        console.print_status(f"error: {generation.where}{text}")
+        console.print_line(f"error: {generation.where}{text}")
 
 
 class TextWriter(Writer):
@@ -218,7 +218,7 @@ class TextWriter(Writer):
     def end_line(self) -> None:
         """End the current line if stdout and stderr go to one terminal or file."""
         if not self._at_line_start and _stderr_is_stdout():
-            console.print_status("")  # a line break that is not part of the text
+            console.print_line("")  # a line break that is not part of the text
             self._at_line_start = True
 
     def close(self) -> None:

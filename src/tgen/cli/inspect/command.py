@@ -35,7 +35,7 @@ def inspect(options: InspectOptions) -> None:
         return
     text = None
     if options.needs_text:
-        text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
+        text = read_prompt(options.prompt, options.prompt_file)
     if text is not None and options.only_sources:
         from tgen.cli.inspect.sources import print_sources
 
@@ -57,12 +57,12 @@ def inspect(options: InspectOptions) -> None:
         for path, rule in locations
     ]
     for path, _ in locations:
-        console.print_status(f"{path}", quiet=options.quiet)
+        console.print_status(f"{path}")
     for warning in (w for inspector in inspectors for w in inspector.bundle.warnings):
-        console.print_status(f"warning: {warning}", quiet=options.quiet)
+        console.print_status(f"warning: {warning}")
     if (flag := options.prompt_flag) and not options.shows_text:
         views = ", ".join(options.views)
-        console.print_status(f"note: {flag} has no effect on --view {views}", quiet=options.quiet)
+        console.print_status(f"note: {flag} has no effect on --view {views}")
     if options.width:
         from tgen.cli.rich_console import out
 
@@ -84,14 +84,13 @@ def _show_live(options: InspectOptions) -> None:
 
     text = b""
     if options.prompt_flag:
-        text = read_prompt(options.prompt, options.prompt_file, quiet=options.quiet)
+        text = read_prompt(options.prompt, options.prompt_file)
     served = ServeOptions(
         model=options.model,
         adapter=[options.adapter] if options.adapter else [],
         port=0,
         open_page=True,
         log="off",
-        quiet=options.quiet,
         engine=EngineOptions(device=options.device),
     )
     run_server(served, text=text)

@@ -196,7 +196,6 @@ class InspectOptions(ViewOptions):
             raise UsageError(f"{flag}: no effect on --view training", f"remove {flag}")
 
     def _check_unused(self) -> None:
-        """Raise UsageError for an option without effect."""
         views = set() if self._has_no_view else set(self.views)
         views |= {View.heads, View.attention} if self.html else set()
         in_files = ("layer", "parts") if self.activations else ()

@@ -9,18 +9,27 @@ from rich.text import Text
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.cli import console
 from tgen.cli.inspect.options import WITHOUT_VIEW, InspectOptions
-from tgen.cli.inspect.views import compute_view, current_screen, fits_lines, progress_bar
+from tgen.cli.inspect.sources import search_sources, source_rows
+from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.json_output import printable_json
 from tgen.cli.output_files import csv_text, write_contents
 from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer
 from tgen.drawing.view_options import VIEWS_WITHOUT_TEXT, View
-from tgen.drawing.views import ABLATING, ViewOutput, measure_heads
+from tgen.drawing.views import (
+    ABLATING,
+    VIEWS,
+    Screen,
+    ViewOutput,
+    measure_heads,
+    sources_output,
+)
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
 from tgen.reports.json_text import json_text, json_value
+from tgen.runs import log
 from tgen.storage import files
 from tgen.version import __version__
 
@@ -33,6 +42,9 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
     All are computed before the first is printed: an error leaves stdout empty.
     """
     console.has_color_ramp()  # turns color off if there is none
+    fits = _fits_lines(options)
+    has_color = not out.no_color
+    screen = Screen(out.width, is_terminal=out.is_terminal, has_color=has_color, fits=fits)
     lines: list[object] = []
     if inspector.n_skipped:
         note = (
@@ -42,12 +54,28 @@ def print_tables(inspector: Inspector, options: InspectOptions) -> None:
         lines.append(Text(note, style="dim"))
     for i, view in enumerate(options.views):
         lines += [""] if i else []
-        lines += compute_view(view, inspector, options).draw(current_screen(options))
+        lines += _compute_view(view, inspector, options).draw(screen)
     _ensure_checked(inspector, options)
     if inspector.checks and View.verify not in options.views:
         lines.append(checks_footer(inspector.checks))
-    console.show(*lines, wrap=fits_lines(options))
+    console.show(*lines, wrap=fits)
     _require_passed(inspector)
+
+
+def _compute_view(view: View, inspector: Inspector, options: InspectOptions) -> ViewOutput:
+    if view is View.training:
+        records = log.read(inspector.bundle.path)
+        return ViewOutput(records, lambda _: training_lines(records))
+    if view is View.sources:
+        text = b"".join(inspector.tokens)
+        report = search_sources(inspector.bundle.named_path, text, options)
+        return sources_output(report, source_rows(report))
+    return VIEWS[view](inspector, options, console.late_progress)
+
+
+def _fits_lines(options: InspectOptions) -> bool:
+    """Whether lines must fit into the width of stdout: at a terminal, or with --width."""
+    return out.is_terminal or options.width is not None
 
 
 def _ensure_checked(inspector: Inspector, options: InspectOptions) -> None:
@@ -62,7 +90,7 @@ def print_json(inspector: Inspector, options: InspectOptions) -> None:
     record |= _text_fields(inspector)
     for view in options.views:
         if view is not View.model:
-            record[view.value] = compute_view(view, inspector, options).report
+            record[view.value] = _compute_view(view, inspector, options).report
     _ensure_checked(inspector, options)
     if inspector.checks:
         record["verify"] = _check_records(inspector)
@@ -107,21 +135,21 @@ def write_files(inspector: Inspector, options: InspectOptions) -> None:
     formats = set(options.files) - WITHOUT_VIEW
     if formats:
         (view,) = options.views
-        output = compute_view(view, inspector, options)
+        output = _compute_view(view, inspector, options)
         for name in formats:
             contents[name] = _file_content(name, view, output)
     if "--html" in options.files:
         from tgen.drawing.page.attention_page import attention_page
 
-        with progress_bar(options)(ABLATING) as progress:
+        with console.late_progress(ABLATING) as progress:
             page = attention_page(inspector, options, progress)
         contents["--html"] = page.html.encode()
     if "--activations" in options.files:
         contents["--activations"] = _activations(inspector, options)
-    write_contents(contents, options.files, quiet=options.quiet)
+    write_contents(contents, options.files)
     _ensure_checked(inspector, options)
     if inspector.checks:
-        console.print_status(checks_footer(inspector.checks).plain, quiet=options.quiet)
+        console.print_status(checks_footer(inspector.checks).plain)
     _require_passed(inspector)
 
 
@@ -154,7 +182,7 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
             "compare models with the same number of layers and heads",
         )
     first, second = (
-        measure_heads(inspector, options, progress_bar(options)) for inspector in inspectors
+        measure_heads(inspector, options, console.late_progress) for inspector in inspectors
     )
     if options.json:
         record = {
@@ -169,9 +197,9 @@ def print_comparison(inspectors: list[Inspector], options: InspectOptions) -> No
     else:
         console.has_color_ramp()  # turns color off if there is none
         shifts = [attention_shift(a, b) for a, b in zip(first.heads, second.heads, strict=True)]
-        width = out.width if fits_lines(options) else None
+        width = out.width if _fits_lines(options) else None
         lines = comparison_table(first, second, shifts, width=width)
-        console.show(*lines, checks_footer(inspectors[1].checks), wrap=fits_lines(options))
+        console.show(*lines, checks_footer(inspectors[1].checks), wrap=_fits_lines(options))
     for inspector in inspectors:
         _require_passed(inspector)
 

@@ -23,9 +23,9 @@ def search_sources(path: Path, text: bytes, options: InspectOptions) -> SourcesR
     from tgen.runs.text_sources import open_training_text
 
     def warn(problem: str) -> None:
-        console.print_status(f"warning: {problem}", quiet=options.quiet)
+        console.print_status(f"warning: {problem}")
 
-    with console.late_progress("indexing the training text", quiet=options.quiet) as progress:
+    with console.late_progress("indexing the training text") as progress:
         index = open_training_text(path, warn, progress)
     places = PLACES if options.json or options.files else _LISTED_PLACES
     return find_sources(index, text, top=options.top or TOP, places=places)
@@ -46,15 +46,13 @@ def print_sources(path: Path, text: bytes, options: InspectOptions) -> None:
     if not text:
         raise UsageError("the prompt is empty", "pass at least one character")
     report = search_sources(path, text, options)
-    console.print_status(f"{path}", quiet=options.quiet)
+    console.print_status(f"{path}")
     if options.json:
         record: dict[str, Any] = {"schema": "tgen.inspect.sources/1"}
         console.write(json_line(record | json_value(report)))
         return
     if options.files:
-        write_contents(
-            {"--csv": csv_text(source_rows(report)).encode()}, options.files, quiet=options.quiet
-        )
+        write_contents({"--csv": csv_text(source_rows(report)).encode()}, options.files)
         return
     from tgen.cli.rich_console import out
 

@@ -34,23 +34,22 @@ def print_training_log(path: Path, options: InspectOptions) -> None:
     the curves as files."""
     from tgen.runs import log
 
-    records, quiet = log.read(path), options.quiet
+    records = log.read(path)
     if options.json:
         record = {"schema": "tgen.inspect.training/1", "records": json_value(records)}
-        console.print_status(f"{path}", quiet=quiet)
+        console.print_status(f"{path}")
         console.write(json_line(record))
         return
     if options.files:
         contents = {flag: _content(flag, records) for flag in options.files}
-        write_contents(contents, options.files, quiet=quiet)
+        write_contents(contents, options.files)
         return
     lines = training_lines(records)
-    console.print_status(f"{path}", quiet=quiet)
+    console.print_status(f"{path}")
     console.show(*lines, wrap=out.is_terminal)
 
 
 def _content(flag: str, records: Sequence[dict[str, Any]]) -> bytes:
-    """Return the content of a file."""
     from tgen.drawing.curve_files import png, svg
 
     plot = training_plot(training_curves(records))  # an invalid log has no CSV either

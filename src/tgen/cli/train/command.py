@@ -155,11 +155,9 @@ def _train(options: TrainOptions, stop_signal: StopSignal) -> None:
 
     reports = _start(options, stop_signal, began)
     with (
-        all_ranks(options.paths, quiet=options.quiet) as shows,
+        all_ranks(options.paths) as shows,
         TrainingProgress(
-            quiet=options.quiet or not shows,
-            json_lines=options.json_output and shows,
-            plan_only=options.dry_run,
+            json_lines=options.json_output and shows, plan_only=options.dry_run
         ) as progress,
     ):
         for report in reports:

@@ -138,8 +138,8 @@ class TrainingProgress:
     With `plan_only` the plan is the result, and goes to stdout.
     """
 
-    def __init__(self, *, quiet: bool, json_lines: bool, plan_only: bool = False) -> None:
-        self._quiet, self._json, self._plan_only = quiet, json_lines, plan_only
+    def __init__(self, *, json_lines: bool, plan_only: bool = False) -> None:
+        self._json, self._plan_only = json_lines, plan_only
         self._stdout_error: TgenError | None = None
         self._validation = ""
         self._is_chat = False
@@ -152,13 +152,13 @@ class TrainingProgress:
             _LineColumn(self._line),
             console=err,
             transient=True,
-            disable=quiet or not console.draws_progress(),
+            disable=console.quiet or not console.draws_progress(),
         )
         self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> Self:
         self._bar.start()
-        if not self._quiet and not console.draws_progress():
+        if not console.quiet and not console.draws_progress():
             self._start_timer(_LOADING)
         return self
 
@@ -175,7 +175,7 @@ class TrainingProgress:
         elif self._plan_only and isinstance(report, PlanReport):
             self._bar.stop()  # erase the bar, on whose line the plan would begin
             console.show(*_plan_lines(report, out))
-        if self._quiet:
+        if console.quiet:
             return
         if isinstance(report, PhaseReport):
             self._show_phase(report)
