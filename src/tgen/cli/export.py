@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
+from tgen.cli.model_loading import short_name
 from tgen.cli.options import make_command, parse_size, quiet_option
 from tgen.config import GgufType
 from tgen.config.option import option
@@ -141,8 +142,7 @@ def export(options: ExportOptions) -> None:
     to_file, size = options.to == "gguf", options.max_shard_size
     max_bytes = parse_size("--max-shard-size", size) if size else exporters.MAX_SHARD_BYTES
     path = find_model(options.model).path
-    # A cached model's own directory has a hash for a name.
-    name = (Path(options.model).name or path.resolve().name).removesuffix(".gguf").replace(":", "-")
+    name = short_name(options.model, path).replace(":", "-")
     if options.out is not None:
         check_target(options.out, path, to_file=to_file, overwrite=options.overwrite)
     is_merged = is_adapter(path)

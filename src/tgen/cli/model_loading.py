@@ -29,6 +29,13 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
     return (path, None) if model is None else (find_model(model).path, path)
 
 
+def short_name(model: str | None, path: Path) -> str:
+    """Return the name of a model without directories and suffix."""
+    # A cached model's own directory has a hash for a name.
+    last = Path(model).name if model else ""
+    return (last or path.resolve().name).removesuffix(".gguf")
+
+
 def announce_compiling() -> None:
     """Print a line when kernels have to be compiled."""
     from tgen.engine.cpu import kernel_cache

@@ -77,7 +77,7 @@ def nested(
 
 def engine_options(**help_texts: str) -> Any:
     """Declare a field with the EngineOptions; `help_texts` replace the help of some of them."""
-    metadata = {"nested": EngineOptions, "readers": {}, "help_texts": help_texts}
+    metadata = {"nested": EngineOptions, "help_texts": help_texts}
     return field(default=DEFAULT_ENGINE, metadata=metadata)
 
 
@@ -197,32 +197,25 @@ def help_text(run: Callable[..., Any]) -> str:
 
 
 def _parameters(
-    options_type: type,
-    owner: str = "",
-    help_texts: Mapping[str, str] = MappingProxyType({}),
-    panel: str | None = None,
+    options_type: type, owner: str = "", within: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[_Parameter]:
-    hints = get_type_hints(options_type)
+    """Yield the parameters of options; `within` is the metadata of the nested field `owner`."""
+    hints, only = get_type_hints(options_type), within.get("only")
     for one in fields(options_type):
         details = one.metadata
         if "nested" in details:
-            texts = details.get("help_texts", {})
-            for parameter in _parameters(details["nested"], one.name, texts, details.get("panel")):
-                reader, only = details["readers"].get(parameter.field), details.get("only")
-                if not only or parameter.field in only:
-                    yield _with_reader(parameter, reader) if reader else parameter
-        elif details.get("flags") or "argument" in details:
-            if panel:
+            yield from _parameters(details["nested"], one.name, details)
+        elif (details.get("flags") or "argument" in details) and (not only or one.name in only):
+            if panel := within.get("panel"):
                 details = MappingProxyType({**details, "panel": panel})
-            kind, default = hints[one.name], one.default
+            reader = within.get("readers", {}).get(one.name) or details.get("reader")
+            default = one.default
             required = one.default is MISSING is one.default_factory and not owner
-            if required:
-                default = inspect.Parameter.empty
-            elif not isinstance(default, (int, float, str, type(None))):
-                default = None
-            shown = details.get("shown_default", not required and default is not None)
+            if reader or not isinstance(default, (int, float, str)):
+                default = inspect.Parameter.empty if required and not reader else None
+            shown = details.get("shown_default", default is not None and not required)
             how = {name: details[name] for name in ("metavar", "autocompletion") if name in details}
-            text = help_texts.get(one.name, details["help"])
+            text = within.get("help_texts", {}).get(one.name, details["help"])
             how |= {"help": text, "show_default": shown or False}
             how["rich_help_panel"] = details.get("panel")
             info = (
@@ -234,10 +227,10 @@ def _parameters(
                 one.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
-                annotation=Annotated[kind, info],
+                annotation=Annotated[reader.type if reader else hints[one.name], info],
             )
-            made = _Parameter(typed, details, read=None, field=one.name, owner=owner)
-            yield _with_reader(made, details["reader"]) if "reader" in details else made
+            read = reader.read if reader else None
+            yield _Parameter(typed, details, read, field=one.name, owner=owner)
 
 
 def read_option(options_type: type, owner: str, name: str, text: str) -> tuple[str, Any]:
@@ -262,14 +255,6 @@ def read_option(options_type: type, owner: str, name: str, text: str) -> tuple[s
         raise UsageError(message, hint)
     is_on = text == "true"
     return one.field, is_on if word == one.field.replace("_", "-") else _convert(one, is_on)
-
-
-def _with_reader(one: _Parameter, reader: Reader) -> _Parameter:
-    [info] = one.parameter.annotation.__metadata__
-    return one._replace(
-        parameter=one.parameter.replace(annotation=Annotated[reader.type, info], default=None),
-        read=reader.read,
-    )
 
 
 def _collect(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
-from tgen.cli.model_loading import load_draft_model, load_model
+from tgen.cli.model_loading import load_draft_model, load_model, short_name
 from tgen.cli.options import (
     draft_model_option,
     engine_options,
@@ -302,7 +302,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
         path = find_model(model).path
         is_alone = not is_adapter(path)
         base = path if is_alone else adapters_of.find_base(path)
-        found.append((name or _model_name(model, path), base, None if is_alone else path))
+        found.append((name or short_name(model, path), base, None if is_alone else path))
 
     if not models and not adapters:
         add_model("", None)
@@ -315,8 +315,8 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
             if models:
                 message = f"--adapter {directory}: its base {str(base)!r} is not served"
                 raise UsageError(message, f"add --model {base}")
-            found.append((_model_name(None, base), base, None))
-        found.append((name or _model_name(directory, adapter), base, adapter))
+            found.append((short_name(None, base), base, None))
+        found.append((name or short_name(directory, adapter), base, adapter))
     names = [name for name, *_ in found]
     if twice := [name for name in names if names.count(name) > 1]:
         message = f"two models have the name {twice[0]!r}"
@@ -339,13 +339,6 @@ def _split_name(flag: str, text: str) -> tuple[str, str]:
     if not name.strip() or not name.isprintable() or not rest:
         raise UsageError(f"{flag}: invalid value {text!r}", f"use {flag} NAME=DIRECTORY")
     return name.strip(), rest
-
-
-def _model_name(name: str | None, path: Path) -> str:
-    """Return the model's id in the API: its name, without directories."""
-    # A cached model's own directory has a hash for a name.
-    last = Path(name).name if name else ""
-    return (last or path.resolve().name).removesuffix(".gguf")
 
 
 def _open_page(url: str, key: str | None, text: bytes) -> None:

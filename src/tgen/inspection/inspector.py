@@ -372,15 +372,13 @@ class Inspector:
     def _single_id(self, flag: str, text: bytes) -> int:
         ids = self.tokenizer.encode(text, continuation=True)
         if len(ids) != 1:
-            shown = [
-                part.decode(errors="replace")
-                for part in (text, *map(self.tokenizer.token_bytes, ids))
-            ]
-            hint = f"the first is {shown[1]!r}" if ids else "most words begin with a space: ' the'"
-            raise UsageError(
-                f"{flag}: {shown[0]!r} has {len(ids):,} tokens (expected 1)",
-                f"pass one token; {hint}",
-            )
+            hint = "most words begin with a space: ' the'"
+            if ids:
+                first = self.tokenizer.token_bytes(ids[0]).decode(errors="replace")
+                hint = f"the first is {first!r}"
+            word = text.decode(errors="replace")
+            message = f"{flag}: {word!r} has {len(ids):,} tokens (expected 1)"
+            raise UsageError(message, f"pass one token; {hint}")
         return ids[0]
 
     def _add_checks(self, checks: Sequence[Check]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from support.adapters import save_adapter
 from support.command import clean_environment
 from tgen.cli.app import run
-from tgen.cli.serve import KEY_VARIABLE, ServeOptions, _model_name, find_sources
+from tgen.cli.model_loading import short_name
+from tgen.cli.serve import KEY_VARIABLE, ServeOptions, find_sources
 from tgen.config import EngineOptions
 from tgen.errors import UsageError
 from tgen.loaded_model import LoadedModel
@@ -80,7 +81,7 @@ def test_model_is_served_under_its_name_without_directories() -> None:
         ("models/mine/", "models/mine", "mine"),
         ("x.gguf", "x.gguf", "x"),
     ):
-        assert _model_name(name, Path(path)) == expected
+        assert short_name(name, Path(path)) == expected
 
 
 def test_models_and_adapters_have_names_and_bases(trained: Path, tmp_path: Path) -> None:
