@@ -34,7 +34,7 @@ COMMANDS = {
     "tokenize": "Show how a model splits a text into tokens.",
     "models": "List the models on this machine, or remove some.",
 }
-_FOLDERS = ("train", "generate", "inspect", "bench")  # commands of several files
+_FOLDERS = ("train", "sweep", "generate", "inspect", "bench")  # commands of several files
 _HELP = """Train a small language model on your own text, generate from it, inspect and measure it.
 
 Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usage error, \

@@ -21,7 +21,7 @@ from tgen.cli.options import json_option, make_command, quiet_option
 from tgen.config.option import option
 from tgen.drawing.terminal_text import one_line
 from tgen.errors import TgenError, UsageError
-from tgen.reports.number_format import format_bytes
+from tgen.reports.number_format import count, format_bytes
 
 _SCHEMA = "tgen.models/1"
 
@@ -207,9 +207,8 @@ def _describe_cache() -> str:
     from tgen.engine.weights_cache import cached_files
 
     sizes = cached_files()
-    noun, folders = "file" if len(sizes) == 1 else "files", {path.parent for path in sizes}
-    size = format_bytes(sum(sizes.values()))
-    return "".join(f"cached weights: {len(sizes)} {noun}, {size}, in {one}" for one in folders)
+    amount = f"{count(len(sizes), 'file')}, {format_bytes(sum(sizes.values()))}"
+    return "".join(f"cached weights: {amount}, in {one}" for one in {p.parent for p in sizes})
 
 
 def _check_cache() -> None:

@@ -24,8 +24,7 @@ class TrainingCurves:
     evaluation_steps: list[int]
     evaluation_seconds: list[float]
     evaluation_tokens: list[int]  # trained on until then; 0: the log has no plan
-    evaluation_losses: list[float]  # nats per token of the validation text
-    evaluation_bits: list[float]  # bits per byte of it
+    evaluation_bits: list[float]  # bits per byte of the validation text
     bits_per_nat: float | None  # bits per byte for each nat per token; None: unknown
     best_step: int | None  # None: no evaluation yet
     best_bits_per_byte: float | None
@@ -62,7 +61,6 @@ def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:
         evaluation_steps=evaluation_steps,
         evaluation_seconds=numbers(records, "EvalReport", "seconds"),
         evaluation_tokens=[_count_tokens(sessions, step) for step in evaluation_steps],
-        evaluation_losses=evaluation_losses,
         evaluation_bits=bits,
         bits_per_nat=bits_per_byte / loss if loss > 0 else None,
         best_step=None if best is None else evaluation_steps[best],

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tgen.cli.sweep import SweepOptions, parse_values
+from tgen.cli.sweep.command import SweepOptions, parse_values
 from tgen.errors import UsageError
 
 TEXT = "What is a text? " * 300

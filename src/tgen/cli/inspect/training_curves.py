@@ -90,12 +90,12 @@ def training_lines(records: Sequence[dict[str, Any]]) -> list[Text]:
 
 def training_figure(curves: TrainingCurves, *, width: int) -> list[Text]:
     """Return lines of at most `width` columns (but at least MIN_WIDTH)."""
-    columns = max(MIN_WIDTH, width) - MARGIN
+    columns, plot = max(MIN_WIDTH, width) - MARGIN, training_plot(curves)
     steps = Axis(low=0, high=curves.steps[-1], dots=2 * columns)
     margin = " " * (MARGIN - 1)
     return [
-        _legend(curves),
-        *_loss_lines(curves, steps, columns),
+        _legend(plot),
+        *_loss_lines(plot, curves.best_step, steps, columns),
         Text(margin + "├─ learning rate ".ljust(columns + 1, "─"), DIM),
         *_rate_lines(curves, steps, columns),
         Text(margin + "└" + "─" * columns, DIM),
@@ -121,32 +121,29 @@ def _totals(curves: TrainingCurves, *, width: int) -> list[str]:
     return [line] if len(line) <= width else [amount, " · ".join(parts)]
 
 
-def _legend(curves: TrainingCurves) -> Text:
-    text = Text("bits/byte".rjust(MARGIN - 1) if curves.bits_per_nat else "nats/token")
-    mean = f", {curves.smoothing:,}-step mean" if curves.smoothing > 1 else ""
-    text.append("  ").append("⠒⠒", _TRAINING).append(f" training{mean}")
-    if curves.evaluation_steps:
+def _legend(plot: CurvePlot) -> Text:
+    text = Text(plot.y_name.rjust(MARGIN - 1))
+    text.append("  ").append("⠒⠒", _TRAINING).append(f" {plot.curves[0].label}")
+    if len(plot.curves) > 1:
         text.append("  ").append("○", _VALIDATION).append(" validation")
         text.append("  ").append("●", _BEST).append(" best")
     return text
 
 
-def _loss_lines(curves: TrainingCurves, steps: Axis, columns: int) -> list[Text]:
-    factor = curves.bits_per_nat or 1.0
-    training = [loss * factor for loss in curves.losses]
-    validation = [loss * factor for loss in curves.evaluation_losses]
-    visible = training[int(len(training) * _SKIPPED) :] + validation
+def _loss_lines(plot: CurvePlot, best_step: int | None, steps: Axis, columns: int) -> list[Text]:
+    training, *others = plot.curves
+    evaluations = [point for one in others for point in zip(one.x, one.y, strict=True)]
+    visible = [*training.y[int(len(training.y) * _SKIPPED) :], *(y for _, y in evaluations)]
     margin = 0.04 * (max(visible) - min(visible))
     values = Axis(low=min(visible) - margin, high=max(visible) + margin, dots=4 * _LOSS_ROWS)
     canvas = Canvas(columns, _LOSS_ROWS)
-    line = [(steps.dot(s), values.dot(y)) for s, y in zip(curves.steps, training, strict=True)]
+    line = [(steps.dot(s), values.dot(y)) for s, y in zip(training.x, training.y, strict=True)]
     canvas.line(line, _TRAINING)
     if line[0][1] >= values.dots:  # the curve starts above the axis
         canvas.mark(line[0][0], values.dots - 1, "↑", _TRAINING)
-    evaluations = list(zip(curves.evaluation_steps, validation, strict=True))
-    evaluations.sort(key=lambda point: point[0] == curves.best_step)  # drawn last: on top
+    evaluations.sort(key=lambda point: point[0] == best_step)  # drawn last: on top
     for step, value in evaluations:
-        mark, style = ("●", _BEST) if step == curves.best_step else ("○", _VALIDATION)
+        mark, style = ("●", _BEST) if step == best_step else ("○", _VALIDATION)
         canvas.mark(steps.dot(step), values.dot(value), mark, style)
     ticks = values.ticks(6)
     digits = decimals(ticks)

@@ -1,14 +1,13 @@
 """`tgen sweep`: runs of every combination of values, with a table of their results."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,14 +29,12 @@ from tgen.config.option import check_combinations, option
 from tgen.config.reading import PANEL, Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import TgenError, UsageError
-from tgen.reports.number_format import count, format_bytes, format_duration
-from tgen.reports.sweep import SweepPlanReport, SweepRunReport
-from tgen.reports.training import DoneReport, PhaseReport, StepReport
+from tgen.reports.number_format import count
+from tgen.reports.sweep import SweepRunReport
+from tgen.reports.training import StepReport
 from tgen.runs import RunRequest
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tgen.experiments.sweep import SweepReport, SweepRequest
 
 PANELS = ("Data and tokenizer", PANEL, "Output", "Hardware")
@@ -200,6 +197,7 @@ def sweep(options: SweepOptions) -> None:
     same command continues the sweep, also after a crash. Several processes with the same command
     and a shared directory each take the next free run.
     """
+    from tgen.cli.sweep.progress import SweepProgress
     from tgen.experiments.sweep import dry_run
     from tgen.experiments.sweep import sweep as run_sweep
 
@@ -212,11 +210,14 @@ def sweep(options: SweepOptions) -> None:
     if options.dry_run:
         reports = dry_run(request)
     try:
-        with _Display(options) as display, closing(reports):
+        with (
+            SweepProgress(json_lines=options.json, plan_only=options.dry_run) as progress,
+            closing(reports),
+        ):
             for report in reports:
                 if isinstance(report, StepReport | SweepRunReport):  # between runs, signals exit
                     stop_signal.is_training = isinstance(report, StepReport)
-                display.show(report)
+                progress.show(report)
     finally:
         if stop_signal.number:
             console.print_status("stopped: the same command continues")
@@ -225,10 +226,10 @@ def sweep(options: SweepOptions) -> None:
     if options.dry_run:
         return
     _show_results(request, options)
-    if display.failures:
-        names = ", ".join(sorted(display.failures)[:5])
+    if progress.failures:
+        names = ", ".join(sorted(progress.failures)[:5])
         raise TgenError(
-            f"{count(len(display.failures), 'run')} failed: {names}",
+            f"{count(len(progress.failures), 'run')} failed: {names}",
             "the same command tries again; training/log.jsonl has the last steps of each",
         )
 
@@ -243,128 +244,6 @@ def _show_results(request: "SweepRequest", options: SweepOptions) -> None:
     varied = [_SETTINGS.get(name, name) for name in request.cells[0][0]]
     report = compare_runs(paths, by=varied if len(request.seeds) > 1 else ())
     print_comparison(report, json=options.json)
-
-
-class _Display:
-    """The plan and the progress of a sweep on stderr: a table that is redrawn, or plain lines."""
-
-    def __init__(self, options: SweepOptions) -> None:
-        self._options = options
-        self._plan: SweepPlanReport | None = None
-        self._losses: dict[tuple[int, int], float | None] = {}  # by cell and seed
-        self._run: SweepRunReport | None = None
-        self._line = ""
-        self._live: AbstractContextManager[object] = nullcontext()
-        self.failures: set[str] = set()
-        if console.draws_progress() and not console.quiet:
-            from rich.live import Live
-
-            from tgen.cli.rich_console import err
-
-            self._live = Live(
-                get_renderable=self._table, console=err, transient=True, refresh_per_second=4
-            )
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def show(self, report: "SweepReport") -> None:
-        """Show a report."""
-        if self._options.json:
-            from tgen.reports.json_text import json_record
-
-            console.write(json.dumps(json_record(report)).encode() + b"\n")
-        match report:
-            case SweepPlanReport():
-                self._plan = report
-                self._show_plan(report)
-            case SweepRunReport():
-                self._show_run(report)
-            case PhaseReport():
-                self._line = report.phase
-            case StepReport():
-                loss = "" if report.loss is None else f" · loss {report.loss:.3f}"
-                left = format_duration(report.seconds_left)
-                self._line = f"step {report.step:,}{loss} · {left} left"
-            case DoneReport():
-                self._line = "done"
-
-    def _show_run(self, report: SweepRunReport) -> None:
-        self._run, self._line = report, ""
-        self.failures.discard(report.name)
-        if report.state == "training":
-            return
-        loss = report.bits_per_byte
-        if report.state == "failed":
-            self.failures.add(report.name)
-            result = f"failed: {report.reason}"
-        else:
-            self._losses[report.cell, report.seed] = loss
-            result = "done" if loss is None else f"{loss:.3f} bits/byte"
-        left = f"{count(report.n_left, 'run')} left, about {format_duration(report.seconds_left)}"
-        console.print_status(f"{report.name}: {result} · {left}")
-
-    def _show_plan(self, plan: SweepPlanReport) -> None:
-        lines = [_cells_table(plan), *_plan_lines(plan)]
-        if self._options.dry_run and not self._options.json:
-            console.show(*lines)
-        elif not console.quiet:
-            from tgen.cli.rich_console import err
-
-            err.print(*lines, sep="\n")
-
-    def _table(self) -> "Table":
-        """Return the table of combinations, and the line of the current run below it."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table, run = Table.grid(), self._run
-        if self._plan is not None and run is not None:
-            table.add_row(_cells_table(self._plan, self._losses))
-        name = f"{run.name} · " if run else ""
-        left = f" · sweep: about {format_duration(run.seconds_left)} left" if run else ""
-        table.add_row(Text(f"{name}{self._line}{left}"))
-        return table
-
-
-def _cells_table(
-    plan: SweepPlanReport, losses: Mapping[tuple[int, int], float | None] | None = None
-) -> "Table":
-    """Return a table of the combinations, with the means of their `losses` by cell and seed."""
-    from rich.text import Text
-
-    from tgen.drawing.tables import table
-
-    results = ["time per run"] if losses is None else ["runs", "bits/byte"]
-    rows = table(*plan.cells[0].values, "model", *results)
-    for number, cell in enumerate(plan.cells):
-        model = f"{cell.family}, {cell.n_parameters / 1e6:.2f} M parameters"
-        rest = [f"{cell.minutes:g} min" if cell.minutes else count(cell.steps or 0, "step")]
-        if losses is not None:
-            ended = [loss for (one, _), loss in losses.items() if one == number]
-            known = [loss for loss in ended if loss is not None]
-            mean = f"{fmean(known):.3f}" if known else ""
-            rest = [f"{len(ended)} of {len(plan.seeds)}", mean]
-        rows.add_row(*map(Text, (*cell.values.values(), model, *rest)))
-    return rows
-
-
-def _plan_lines(plan: SweepPlanReport) -> Iterator[str]:
-    """Yield the lines below the table of a plan."""
-    n_cells, n_seeds = len(plan.cells), len(plan.seeds)
-    yield (
-        f"{count(n_cells, 'combination')} × {count(n_seeds, 'seed')} = "
-        f"{count(n_cells * n_seeds, 'run')}, about {format_duration(plan.seconds)} in all, "
-        f"about {format_bytes(plan.disk_bytes)} on disk"
-    )
-    if len(plan.rungs) > 1:
-        parts = [f"{rung.n_cells} for {rung.share:.3g}" for rung in plan.rungs]
-        yield f"halving, combinations for a part of the time per run: {', '.join(parts)}"
-    yield f"output {plan.out}; Ctrl-C saves and stops, the same command continues"
 
 
 command = make_command(sweep, SweepOptions, PANELS)
