@@ -92,15 +92,15 @@ class ModelReport:
     problem: str = ""  # why it cannot be loaded; "" if nothing is known
 
 
-def describe_models(models: Path = Path("models")) -> Iterator[ModelReport]:
+def describe_models() -> Iterator[ModelReport]:
     """Yield each model in the order of the search; one that cannot be loaded, with the reason."""
     from tgen.checkpoint.model_lookup import find_model, list_models
 
     try:
-        default: Path | None = find_model(None, models=models).path.resolve()
+        default: Path | None = find_model(None).path.resolve()
     except TgenError:  # ./models cannot be read
         default = None
-    for name, (path, found_by) in list_models(models).items():
+    for name, (path, found_by) in list_models().items():
         yield describe_model(
             path, name=name, found_by=found_by, is_default=path.resolve() == default
         )

@@ -77,7 +77,7 @@ def compare_runs(
         configurations=_configurations(runs, columns),
         by=list(by),
         groups=groups,
-        warnings=[*warnings, *_warnings(runs), *_group_warnings(runs, members, by, columns)],
+        warnings=[*warnings, *_warnings(runs, by, members, columns)],
     )
 
 
@@ -230,8 +230,13 @@ def _mean_curve(group: Sequence[RunSummary], scale: Scale) -> MeanCurve:
     return MeanCurve(x=grid.tolist(), intervals=[mean_interval(one) for one in losses.T.tolist()])
 
 
-def _warnings(runs: Sequence[RunSummary]) -> Iterator[str]:
-    """Yield what limits the comparison."""
+def _warnings(
+    runs: Sequence[RunSummary],
+    by: Sequence[str],
+    members: Sequence[Sequence[RunSummary]],
+    columns: Sequence[str],
+) -> Iterator[str]:
+    """Yield what limits the comparison and, if there are groups, their means."""
     if len(runs) == 1:
         yield f"{runs[0].name} is the only run: nothing to compare it with"
     texts: dict[str, list[str]] = {}
@@ -252,23 +257,11 @@ def _warnings(runs: Sequence[RunSummary]) -> Iterator[str]:
     for one, other in combinations(runs, 2):
         if _is_repeated(one, other):
             yield f"{one.name} and {other.name} are the same run, not two results"
-
-
-def _group_warnings(
-    runs: Sequence[RunSummary],
-    members: Sequence[Sequence[RunSummary]],
-    by: Sequence[str],
-    columns: Sequence[str],
-) -> Iterator[str]:
-    """Yield what limits the means."""
-    if not by:
-        return
-    if names := [run.name for run in runs if run.state != "finished"]:
+    if by and (names := [run.name for run in runs if run.state != "finished"]):
         yield f"not in the means, since they have not finished: {_listed(names)}"
     for name in columns:
-        if name not in _BY_CHANCE and any(
-            len({_values(run, [name]) for run in group}) > 1 for group in members
-        ):
+        differs = any(len({_values(run, [name]) for run in group}) > 1 for group in members)
+        if name not in _BY_CHANCE and differs:
             yield f"{name} differs within a group: its interval is not that of chance alone"
 
 
