@@ -74,6 +74,16 @@ def test_messages_are_single_lines(capsys):
     assert "\nerror: forged" not in err
 
 
+def test_quiet_leaves_errors_alone(capsys, monkeypatch):
+    monkeypatch.setattr(console, "quiet", True)
+    monkeypatch.setattr(console, "draws_progress", lambda: True)
+    console.print_status("status")
+    with console.progress("reading") as update:
+        update(0.5)
+    console.print_error("wrong", "mend it")
+    assert capsys.readouterr().err == "error: wrong\nhint: mend it\n"
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp437"])
 def test_a_message_is_the_same_with_and_without_rich(encoding, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")  # a longer line needs Rich
