@@ -134,12 +134,7 @@ def open_setups(
                 device=str(getattr(engine, "device", "cpu")).partition(":")[0],
                 context_length=engine.context_length,
                 backend=EngineBackend(engine, tokens, threads=n_threads),
-                cost=pass_cost(
-                    bundle.config,
-                    shapes,
-                    engine.dtype,
-                    cache_dtype=engine.cache_dtype,
-                ),
+                cost=pass_cost(bundle.config, shapes, engine.dtype, cache_dtype=engine.cache_dtype),
                 peak=None,
             )
         )

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from tgen.drawing import Scale
 from tgen.drawing.colormap import color_at, is_light
 from tgen.drawing.terminal_text import cut, label
-from tgen.reports.inspection import (
-    AttentionReport,
-    PatchReport,
-    PositionsReport,
-    RolloutReport,
-)
+from tgen.reports.inspection import AttentionReport, PatchReport, PositionsReport, RolloutReport
 from tgen.reports.number_format import count
 
 AUTO_SELECTED = "auto-selected: most focused head"

@@ -230,13 +230,7 @@ class GenerateOptions:
         metavar="FILE",
         excludes="prompt prompt_file",
     )
-    samples: int = _batch(
-        1,
-        "Number of texts per prompt.",
-        "--samples",
-        low=1,
-        high=MAX_SAMPLES,
-    )
+    samples: int = _batch(1, "Number of texts per prompt.", "--samples", low=1, high=MAX_SAMPLES)
     batch_size: int = _batch(
         DEFAULT_BATCH_SIZE,
         "Number of sequences per batch.",

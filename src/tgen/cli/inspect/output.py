@@ -17,14 +17,7 @@ from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer
 from tgen.drawing.view_options import VIEWS_WITHOUT_TEXT, View
-from tgen.drawing.views import (
-    ABLATING,
-    VIEWS,
-    Screen,
-    ViewOutput,
-    measure_heads,
-    sources_output,
-)
+from tgen.drawing.views import ABLATING, VIEWS, Screen, ViewOutput, measure_heads, sources_output
 from tgen.errors import TgenError, UsageError
 from tgen.inspection.heads import attention_shift
 from tgen.inspection.inspector import Inspector
