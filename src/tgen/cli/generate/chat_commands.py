@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
-from tgen.cli.generate.options import (
-    GenerateOptions,
-    files_in_errors,
-    literal_escapes,
-    schema_notes,
-)
+from tgen.cli.generate.options import GenerateOptions, files_in_errors, option_notes
 from tgen.cli.options import check_output_file, flags_in_errors, read_option
 from tgen.config import SamplingConfig, raw
 from tgen.config.option import suggest
@@ -86,10 +81,8 @@ class Settings:
         if field == "seed":
             self.n_turns = 0
         self._options, self._sampling = options, sampling
-        for warning in literal_escapes({field: given.get(field)}):
-            console.print_line(f"warning: {warning}")
-        for note in schema_notes({field: given.get(field)}):
-            console.print_line(f"note: {note}")
+        for note in option_notes({field: given.get(field)}):
+            console.print_line(note)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from tgen's defaults, by their names, without the seed."""

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tgen.cli import console
-from tgen.cli.generate.options import (
-    CORPUS,
-    PANELS,
-    GenerateOptions,
-    files_in_errors,
-    literal_escapes,
-    schema_notes,
-)
+from tgen.cli.generate.options import CORPUS, PANELS, GenerateOptions, files_in_errors, option_notes
 from tgen.cli.json_output import json_line
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
 from tgen.cli.phases import end_phase
@@ -112,11 +105,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     if options.sampling.get("words") is CORPUS:
         sampling = make_sampling(options.sampling)
     shown = str(path) if adapter is None else f"{path} + {adapter}"
-    for warning in literal_escapes(options.sampling):
-        console.print_status(f"warning: {warning}")
-    for note in schema_notes(options.sampling):
-        console.print_status(f"note: {note}")
-    for line in output.status_lines(shown, seed, defaults, given=options.sampling):
+    status = output.status_lines(shown, seed, defaults, given=options.sampling)
+    for line in (*option_notes(options.sampling), *status):
         console.print_status(line)
     messages = None
     if options.chat:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,30 +154,25 @@ def _read_text(flag: str, path: Path, check: Callable[[str], Any], hint: str) ->
     return result
 
 
-def literal_escapes(sampling: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning for each given string with a backslash and a letter: shells keep them."""
+def option_notes(sampling: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each given string with a backslash and a letter, since shells keep them,
+    and notes about the given JSON schema; none for an invalid one."""
     for name in ("stop", "ban", "require", "dry_breakers", "choices"):
         for text in sampling.get(name) or ():
             if found := re.search(rb"\\[nrt]", text):
                 flag, escape = f"--{name.replace('_', '-')}", found[0].decode()
                 shown = text.decode(errors="replace")
                 yield (
-                    f"{flag} {shown!r}: {escape} is a backslash and a letter; "
+                    f"warning: {flag} {shown!r}: {escape} is a backslash and a letter; "
                     f"in bash, write {flag} $'{shown}'"
                 )
+    if (schema := sampling.get("json_schema")) is not None:
+        from tgen.generation.json_schema import translate
 
-
-def schema_notes(sampling: Mapping[str, Any]) -> list[str]:
-    """Return notes about the given JSON schema; none for an invalid one."""
-    if (schema := sampling.get("json_schema")) is None:
-        return []
-    from tgen.generation.json_schema import translate
-
-    try:
-        notes = translate(json.loads(schema)).notes
-    except (ValueError, RecursionError):  # reported when the schema is compiled
-        return []
-    return [f"--json-schema: {note}" for note in notes]
+        with suppress(ValueError, RecursionError):  # reported when the schema is compiled
+            yield from (
+                f"note: --json-schema: {one}" for one in translate(json.loads(schema)).notes
+            )
 
 
 _TEXTS = Reader(list[str], _encode_all)
