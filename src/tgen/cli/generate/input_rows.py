@@ -19,7 +19,6 @@ from tgen.storage import files
 
 _LONG, _LINES_AHEAD = 1 << 16, 4096  # bytes of a long line; lines
 _MAX_LINE = 64 << 20  # bytes
-_DEFAULT = SamplingConfig()
 _EXAMPLE = 'write {"prompt": "..."} on a line'
 _MAX_DEPTH = 200  # nested lists and objects of a row
 _SHORT = {  # JSON fields may have a flag's short name
