@@ -47,7 +47,8 @@ def measure_training_step(
     target = choose_device(device)
     check_memory(model, config, model.context_length, memory_bytes(target))
     set_threads(threads)
-    if target.type == "cuda":
+    on_gpu = target.type == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(target)
     run = RandomRun(model, config, target)
     seconds, n_timed = [], 0
@@ -58,27 +59,14 @@ def measure_training_step(
             seconds.append((time.perf_counter() - began) / n_steps)
             n_timed += n_steps
         yield TrialReport(trial=trial, trials=trials)
-    yield _report(model, config, target, seconds, steps=n_timed, peak_flops=peak_flops)
-
-
-def _report(
-    model: ModelConfig,
-    config: ResolvedTrainConfig,
-    device: torch.device,
-    seconds: list[float],
-    *,
-    steps: int,
-    peak_flops: float | None,
-) -> TrainingStepReport:
     step = timing(seconds)
     tokens = config.batch_size * model.context_length
     speed = tokens / step.median
     flops_per_second = speed * flops_per_token(model)
-    on_gpu = device.type == "cuda"
-    return TrainingStepReport(
-        device=device.type,
+    yield TrainingStepReport(
+        device=target.type,
         precision=config.precision,
-        steps=steps,
+        steps=n_timed,
         tokens_per_step=tokens,
         seconds=step,
         tokens_per_second=speed,
@@ -87,5 +75,5 @@ def _report(
         peak_flops=peak_flops,
         utilization=flops_per_second / peak_flops if peak_flops else None,
         peak_memory_bytes=peak_memory_bytes(),
-        device_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        device_memory_bytes=torch.cuda.max_memory_allocated(target) if on_gpu else None,
     )
