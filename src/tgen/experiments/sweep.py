@@ -180,7 +180,12 @@ class _Sweep:
             for position, (cell, seed) in enumerate(left):
                 n_left = len(left) - position + len(busy)
                 try:
-                    yield from self._train_run(cell, seed, rung, n_left)
+                    if not self._is_done(cell, seed, rung):
+                        yield self._report(cell, seed, rung, "training", n_left=n_left)
+                        yield from self._train(cell, seed, rung)
+                        if self.stopped():
+                            return
+                    yield self._report(cell, seed, rung, "done", n_left=n_left - 1)
                 except LockedError:
                     busy.append((cell, seed))
                 except (TrainingError, ModelError) as error:
@@ -194,15 +199,6 @@ class _Sweep:
                 self.wait()
             if self.stopped():
                 return
-
-    def _train_run(self, cell: int, seed: int, rung: int, n_left: int) -> Iterator[SweepReport]:
-        """Train a run unless it is done; it is one of `n_left` of this rung."""
-        if not self._is_done(cell, seed, rung):
-            yield self._report(cell, seed, rung, "training", n_left=n_left)
-            yield from self._train(cell, seed, rung)
-            if self.stopped():
-                return
-        yield self._report(cell, seed, rung, "done", n_left=n_left - 1)
 
     def _report(self, cell: int, seed: int, rung: int, state: Any, **more: Any) -> SweepRunReport:
         name, before = self.names[cell][seed], self.rungs[rung - 1].share if rung else 0.0
