@@ -10,7 +10,7 @@ from support import documents
 from support.documents import make_docx, make_epub, make_odt, make_pdf, make_zip, paragraph
 from tgen.corpus.steps import finish
 from tgen.documents import convert
-from tgen.documents.convert import Converter, convert_document
+from tgen.documents.convert import convert_document
 from tgen.documents.kinds import document_kind
 from tgen.errors import CorpusError
 from tgen.storage import files
@@ -72,42 +72,42 @@ def test_bomb_and_thousands_of_empty_pages_are_errors(tmp_path):
 
 
 def test_slow_or_large_document_ends_its_process_only(tmp_path, monkeypatch):
-    converter = Converter()
+    convert.close_converter()
     path = tmp_path / "a.html"
     path.write_text("x" * (1 << 22))
     monkeypatch.setattr(convert, "SECONDS", 0)
     monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
     with pytest.raises(CorpusError, match="takes more than 0 s"):
-        finish(converter.convert(path, "html"))
+        finish(convert_document(path, "html"))
     monkeypatch.undo()
     monkeypatch.setattr(convert, "_BYTES", 1 << 22)
     monkeypatch.setattr(convert, "_BYTES_PER_BYTE", 0)
     with pytest.raises(CorpusError, match=r"needs more than 4 MB of memory|crashed its reader"):
-        finish(converter.convert(path, "html"))
+        finish(convert_document(path, "html"))
     monkeypatch.undo()
     monkeypatch.setattr(convert, "_TEXT_BYTES", 1 << 20)
     monkeypatch.setattr(convert, "_TEXT_PER_BYTE", 0)
     with pytest.raises(CorpusError, match="has more than 1 MB of text"):
-        finish(converter.convert(path, "html"))
+        finish(convert_document(path, "html"))
     path.write_text("<p>text")
-    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"text"
-    converter.close()
+    assert finish(convert_document(path, "html")).spool.read(0, 9) == b"text"
+    convert.close_converter()
 
 
 def test_next_document_never_gets_the_answer_of_an_interrupted_one(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    converter = Converter()
+    convert.close_converter()
     path = tmp_path / "a.html"
     path.write_text("first")
     monkeypatch.setattr(RandomAccessFile, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        finish(converter.convert(path, "html"))
+        finish(convert_document(path, "html"))
     monkeypatch.undo()
     path.write_text("second")
-    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"second"
-    converter.close()
+    assert finish(convert_document(path, "html")).spool.read(0, 9) == b"second"
+    convert.close_converter()
 
 
 def test_full_disk_is_an_error(tmp_path, monkeypatch):
@@ -127,22 +127,22 @@ def test_full_disk_is_an_error(tmp_path, monkeypatch):
 
 
 def test_another_thread_does_not_end_a_conversion(tmp_path, monkeypatch):
-    converter = Converter()
+    convert.close_converter()
     path = tmp_path / "a.html"
     path.write_text("text")
     append = RandomAccessFile.append
 
     def close_and_append(file, text):
-        thread = threading.Thread(target=converter.close)
+        thread = threading.Thread(target=convert.close_converter)
         thread.start()
         thread.join()
-        assert converter._child.process.poll() is None
+        assert convert._child.process.poll() is None
         append(file, text)
 
     monkeypatch.setattr(RandomAccessFile, "append", close_and_append)
-    assert finish(converter.convert(path, "html")).spool.read(0, 9) == b"text"
-    converter.close()
-    assert converter._child.process.poll() is not None
+    assert finish(convert_document(path, "html")).spool.read(0, 9) == b"text"
+    convert.close_converter()
+    assert convert._child.process.poll() is not None
 
 
 def test_killed_reader_is_not_called_slow(tmp_path, monkeypatch):
@@ -153,15 +153,15 @@ def test_killed_reader_is_not_called_slow(tmp_path, monkeypatch):
     (tmp_path / "a.html").write_text("text")
     monkeypatch.setattr(convert, "_exchange", exchange)
     with pytest.raises(CorpusError, match="crashed its reader"):
-        finish(Converter().convert(tmp_path / "a.html", "html"))
+        finish(convert_document(tmp_path / "a.html", "html"))
 
 
 def test_missing_library_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "pypdf.py").write_text("raise ImportError(name='pypdf')")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "a.pdf").write_bytes(PAGE)
-    converter = Converter()
+    convert.close_converter()
     with pytest.raises(CorpusError, match="needs the library pypdf") as error:
-        finish(converter.convert(tmp_path / "a.pdf", "pdf"))
+        finish(convert_document(tmp_path / "a.pdf", "pdf"))
     assert error.value.hint == "install it: pip install 'tgen-lm[documents]'"
-    converter.close()
+    convert.close_converter()

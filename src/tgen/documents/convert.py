@@ -38,84 +38,67 @@ class ConvertedDocument:
     left_out: dict[str, int]  # what has no text, such as "picture", and how many
 
 
-class Converter:
-    """A process that starts at the first document, and again after it had to be killed."""
-
-    def __init__(self) -> None:
-        self._child = Child("-m", "tgen.documents.read_child")
-
-    def convert(
-        self,
-        content: Path | files.RandomAccessFile,
-        kind: str,
-        *,
-        name: str = "",
-        encoding: str | None = None,
-    ) -> Generator[float, None, ConvertedDocument]:
-        """Convert a document; see `document_kind` for `kind`. Yield the finished fraction of a long
-        one.
-
-        `name` is that of the content in messages; `encoding` that of a text that does not declare
-        it, None is UTF-8. Raises CorpusError if the document is damaged, encrypted, too large or
-        without text, or if a library is missing.
-        """
-        name = name or str(content)
-        if kind in _UNREADABLE:
-            problem, hint = _UNREADABLE[kind]
-            raise CorpusError(f"{name} {problem}", hint)
-        file = files.open_random_access(content) if isinstance(content, Path) else content
-        n_bytes = file.stamp[0]
-        seconds = min(MAX_SECONDS, SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000)
-        request = {
-            "kind": kind,
-            "encoding": encoding,
-            "path": os.path.abspath(content) if isinstance(content, Path) else None,
-            "n_bytes": n_bytes,
-            "seconds": seconds,
-            "memory": _BYTES + _BYTES_PER_BYTE * n_bytes,
-            "max_text": _TEXT_BYTES + _TEXT_PER_BYTE * n_bytes,
-        }
-        process = spool = None
-        try:
-            spool = files.open_temporary(None)
-            with self._child.use(_WALL * seconds) as process:
-                answer = yield from _exchange(process, request, file, spool, name)
-                if answer.get("kill"):
-                    raise _problem(name, answer)
-            if "problem" in answer:
-                raise _problem(name, answer)
-            return ConvertedDocument(spool, answer["left_out"])
-        except (TimeoutError, EOFError, ValueError, BrokenPipeError) as error:  # killed, or exited
-            is_slow = isinstance(error, TimeoutError) or (
-                process is not None and process.returncode == _CPU_LIMIT
-            )
-            problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
-            raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
-        finally:
-            if sys.exc_info()[0] is not None and spool is not None:
-                spool.close()
-            if isinstance(content, Path):
-                file.close()
-
-    def close(self) -> None:
-        """End the process, unless another thread uses it; the next document starts it again."""
-        self._child.close()
-
-
+_child = Child("-m", "tgen.documents.read_child")  # starts at the first document
 _CPU_LIMIT = -24  # SIGXCPU
-_shared = Converter()
 
 
 def convert_document(
-    path: Path | files.RandomAccessFile, kind: str, **options: Any
+    content: Path | files.RandomAccessFile,
+    kind: str,
+    *,
+    name: str = "",
+    encoding: str | None = None,
 ) -> Generator[float, None, ConvertedDocument]:
-    """Convert a document in a process that all calls share; see `Converter.convert`."""
-    return _shared.convert(path, kind, **options)
+    """Convert a document in a process that all calls share; see `document_kind` for `kind`. Yield
+    the finished fraction of a long one.
+
+    `name` is that of the content in messages; `encoding` that of a text that does not declare it,
+    None is UTF-8. Raises CorpusError if the document is damaged, encrypted, too large or without
+    text, or if a library is missing.
+    """
+    name = name or str(content)
+    if kind in _UNREADABLE:
+        problem, hint = _UNREADABLE[kind]
+        raise CorpusError(f"{name} {problem}", hint)
+    file = files.open_random_access(content) if isinstance(content, Path) else content
+    n_bytes = file.stamp[0]
+    seconds = min(MAX_SECONDS, SECONDS + SECONDS_PER_MB * n_bytes // 1_000_000)
+    request = {
+        "kind": kind,
+        "encoding": encoding,
+        "path": os.path.abspath(content) if isinstance(content, Path) else None,
+        "n_bytes": n_bytes,
+        "seconds": seconds,
+        "memory": _BYTES + _BYTES_PER_BYTE * n_bytes,
+        "max_text": _TEXT_BYTES + _TEXT_PER_BYTE * n_bytes,
+    }
+    process = spool = None
+    try:
+        spool = files.open_temporary(None)
+        with _child.use(_WALL * seconds) as process:
+            answer = yield from _exchange(process, request, file, spool, name)
+            if answer.get("kill"):
+                raise _problem(name, answer)
+        if "problem" in answer:
+            raise _problem(name, answer)
+        return ConvertedDocument(spool, answer["left_out"])
+    except (TimeoutError, EOFError, ValueError, BrokenPipeError) as error:  # killed, or exited
+        is_slow = isinstance(error, TimeoutError) or (
+            process is not None and process.returncode == _CPU_LIMIT
+        )
+        problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
+        raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
+    finally:
+        if sys.exc_info()[0] is not None and spool is not None:
+            spool.close()
+        if isinstance(content, Path):
+            file.close()
 
 
 def close_converter() -> None:
-    """End the process of `convert_document`, after the last document of a corpus."""
-    _shared.close()
+    """End the process of `convert_document`, unless another thread uses it; the next document
+    starts it again."""
+    _child.close()
 
 
 def _exchange(

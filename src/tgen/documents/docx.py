@@ -65,7 +65,7 @@ def _read_body(
         if not (in_contents or any(fields)):
             layout.add(text)
 
-    for kind, name, attributes in without(events, lambda name, _: name in _SKIPPED):
+    for kind, name, attributes in without(events, _SKIPPED):
         if kind == "text":
             if in_instruction and fields:
                 fields[-1] |= name.split()[:1] == ["TOC"]

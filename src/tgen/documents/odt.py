@@ -32,9 +32,7 @@ def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     layout = Layout(left_out)
     paragraphs = lists = 0  # that are open
     is_counted = False  # the picture of the open frame, which may have several forms
-    for kind, name, attributes in without(
-        package.events("content.xml"), lambda name, _: name in _SKIPPED
-    ):
+    for kind, name, attributes in without(package.events("content.xml"), _SKIPPED):
         if kind == "text":
             if paragraphs:
                 layout.add_words(name)

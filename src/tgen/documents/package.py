@@ -1,7 +1,7 @@
 """ZIP archives and XML of documents, from anywhere: bounded, without entities or other files."""
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 from xml.parsers import expat
@@ -65,8 +65,29 @@ class Package:
         return b"".join(self.blocks(name))
 
     def events(self, name: str) -> Iterator[Event]:
-        """Yield the XML of a file in it."""
-        return xml_events(self.blocks(name))
+        """Yield the XML of a file in it: starts and ends of elements, named without their
+        namespace's prefix, and texts.
+
+        Entities that the file declares are refused and other files are never read.
+        """
+        found: list[Event] = []
+        parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.StartElementHandler = lambda name, attributes: found.append(
+            ("start", _local(name), {_local(key): value for key, value in attributes.items()})
+        )
+        parser.EndElementHandler = lambda name: found.append(("end", _local(name), {}))
+        parser.CharacterDataHandler = lambda text: found.append(("text", text, {}))
+        parser.EntityDeclHandler = _refuse_entities
+        try:
+            for block in self.blocks(name):
+                parser.Parse(block, False)
+                yield from found
+                found.clear()
+            parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            raise CorpusError(f"is damaged: its XML has {error}", DAMAGED_HINT) from None
+        yield from found
 
     def resolve(self, base: str, link: str) -> str:
         """Return the name that a link in the file `base` has; CorpusError if it is outside."""
@@ -77,39 +98,12 @@ class Package:
         return name
 
 
-def xml_events(blocks: Iterable[bytes]) -> Iterator[Event]:
-    """Yield starts and ends of elements, named without their namespace's prefix, and texts.
-
-    Entities that the file declares are refused and other files are never read.
-    """
-    found: list[Event] = []
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler = lambda name, attributes: found.append(
-        ("start", _local(name), {_local(key): value for key, value in attributes.items()})
-    )
-    parser.EndElementHandler = lambda name: found.append(("end", _local(name), {}))
-    parser.CharacterDataHandler = lambda text: found.append(("text", text, {}))
-    parser.EntityDeclHandler = _refuse_entities
-    try:
-        for block in blocks:
-            parser.Parse(block, False)
-            yield from found
-            found.clear()
-        parser.Parse(b"", True)
-    except expat.ExpatError as error:
-        raise CorpusError(f"is damaged: its XML has {error}", DAMAGED_HINT) from None
-    yield from found
-
-
-def without(
-    events: Iterable[Event], is_skipped: Callable[[str, dict[str, str]], Any]
-) -> Iterator[Event]:
-    """Yield the events outside of the elements that `is_skipped(name, attributes)`."""
+def without(events: Iterable[Event], skipped: Container[str]) -> Iterator[Event]:
+    """Yield the events outside of the elements with these names."""
     depth = 0
     for event in events:
-        kind, name, attributes = event
-        if depth or (kind == "start" and is_skipped(name, attributes)):
+        kind, name, _ = event
+        if depth or (kind == "start" and name in skipped):
             depth += {"start": 1, "end": -1}.get(kind, 0)
         else:
             yield event

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,9 @@ _CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens ar
 _MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
           (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))  # fmt: skip
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
+_TAKE_FILES = {"docx", "odt", "epub", "rtf", "mail", "mbox"}  # the readers of others take texts
+_MODULES = {"mbox": "mail", "markdown": "notebook"}  # of the readers; others have the kind's name
+_MODULES |= dict.fromkeys(("whatsapp", "telegram", "discord"), "chats")
 
 
 def main() -> None:
@@ -85,7 +89,7 @@ def _read(request: dict[str, Any], out: BinaryIO) -> dict[str, int]:
             out.flush()
 
     with _open(request) as file:
-        for text in _texts(kind, file, left_out, request["encoding"], progress):
+        for text in _texts(request, file, left_out, progress):
             if kind not in _UNCHANGED:
                 text = text.translate(_CONTROLS).strip("\n")
             if not text.strip():
@@ -115,58 +119,23 @@ def _open(request: dict[str, Any]) -> Iterator[BinaryIO]:
 
 
 def _texts(
-    kind: str,
+    request: dict[str, Any],
     file: BinaryIO,
     left_out: Counter[str],
-    encoding: str | None,
     progress: Callable[[float], None],
 ) -> Iterator[str]:
-    if kind == "docx":
-        from tgen.documents.docx import read_docx
-
-        return read_docx(file, left_out)
-    if kind == "odt":
-        from tgen.documents.odt import read_odt
-
-        return read_odt(file, left_out)
-    if kind == "epub":
-        from tgen.documents.epub import read_epub
-
-        return read_epub(file, left_out)
+    """Yield the texts of a document by the function `read_<kind>`, whose libraries only its own
+    module imports."""
+    kind, encoding = request["kind"], request["encoding"]
+    module = import_module(f"tgen.documents.{_MODULES.get(kind, kind)}")
+    read: Callable[..., Iterator[str]] = getattr(module, f"read_{kind}")
     if kind == "pdf":
-        from tgen.documents.pdf import read_pdf
-
-        return read_pdf(file, left_out, progress)
+        return read(file, left_out, progress)
+    if kind in _TAKE_FILES:
+        return read(file, left_out)
     if kind == "html":
-        from tgen.documents.html import read_html
-
-        return read_html(file.read(), left_out, encoding)
-    if kind == "rtf":
-        from tgen.documents.rtf import read_rtf
-
-        return read_rtf(file, left_out)
-    if kind in ("mail", "mbox"):
-        from tgen.documents import mail
-
-        return (mail.read_mail if kind == "mail" else mail.read_mbox)(file, left_out)
-    text = _decode(file.read(), encoding)
-    if kind == "subtitles":
-        from tgen.documents.subtitles import read_subtitles
-
-        return read_subtitles(text, left_out)
-    if kind in ("notebook", "markdown"):
-        from tgen.documents import notebook
-
-        is_notebook = kind == "notebook"
-        return (notebook.read_notebook if is_notebook else notebook.read_markdown)(text, left_out)
-    from tgen.documents import chats
-
-    read = {
-        "whatsapp": chats.read_whatsapp,
-        "telegram": chats.read_telegram,
-        "discord": chats.read_discord,
-    }
-    return read[kind](text, left_out)
+        return read(file.read(), left_out, encoding)
+    return read(_decode(file.read(), encoding), left_out)
 
 
 def _decode(data: bytes, encoding: str | None) -> str:
