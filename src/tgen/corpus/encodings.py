@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tgen.corpus.sources import Source
 from tgen.corpus.steps import Steps, as_part
+from tgen.documents.kinds import byte_order_mark
 
 _BLOCK = 1 << 18  # bytes per read
 _HEAD = 1 << 16  # bytes that show a form
@@ -16,13 +17,6 @@ _SAMPLE = 1 << 18  # bytes for statistics
 _MIN_SAMPLE = 32  # bytes that can make sure of an encoding
 _MIN_CONFIDENCE = 0.1  # below it, one of ten guesses on short samples is wrong
 _LONG, _MIN_OF_LONG = 1000, 0.05  # bytes, and the same for samples of as many
-_BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # starts with that of utf-16-le
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 # Encodings that have all characters of others at the same codes, and more.
 _EXTENDED = {
     "ascii": "utf-8",
@@ -63,9 +57,9 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     """Return the encoding of a text that is not marked and not certain to be UTF-8: `given` by the
     user, `known` from an earlier detection, or detected."""
     head = source.read(0, _HEAD)
-    for mark, codec in _BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return Encoding(codec, len(mark), "by its byte order mark")
+    marked, n_mark = byte_order_mark(head)
+    if marked:
+        return Encoding(marked, n_mark, "by its byte order mark")
     check = as_part(_check_utf8(source), 0.0, 0.5)
     first_bad, first_wide, has_returns = yield from check
     plain = Encoding(has_returns=has_returns)

@@ -1,11 +1,11 @@
 """HTML and the XHTML of e-books: the text of a page without navigation, scripts and styles."""
 
-import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
+from tgen.documents.kinds import byte_order_mark
 from tgen.documents.layout import Layout, TablePart
 
 _SKIPPED = {
@@ -61,13 +61,9 @@ def undeclared_encoding(data: bytes) -> str:
 def decode_html(data: bytes, encoding: str | None = None) -> str:
     """Return a page as text, in UTF-8 if it is that, else in the declared encoding if there is one,
     else see `undeclared_encoding`."""
-    for mark, name in (
-        (codecs.BOM_UTF8, "utf-8"),
-        (b"\xff\xfe", "utf-16"),
-        (b"\xfe\xff", "utf-16"),
-    ):
-        if data.startswith(mark):
-            return data.removeprefix(codecs.BOM_UTF8).decode(name, "replace")
+    marked, n_mark = byte_order_mark(data)
+    if marked:
+        return data[n_mark:].decode(marked, "replace")
     if encoding is None:
         try:
             return data.decode()

@@ -1,5 +1,6 @@
 """Recognize documents by their first bytes and their names, without importing a library."""
 
+import codecs
 import re
 from pathlib import PurePath
 
@@ -12,6 +13,13 @@ _SUFFIXES = {
     ".pptx": "slides", ".ppt": "slides", ".odp": "slides", ".mobi": "kindle", ".azw": "kindle",
     ".azw3": "kindle",
 }  # fmt: skip
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32-le",  # starts with that of utf-16-le
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
 _MARKDOWN = {".md", ".markdown", ".mdx", ".qmd", ".rmd"}
 # Documents whose format does not say the encoding.
 ANY_ENCODING = {"subtitles", "markdown", "notebook", "telegram", "discord", "whatsapp"}
@@ -42,6 +50,15 @@ WHATSAPP_STAMP = (
     r"(?:[ \u202f\xa0]?(?:PTG|[^\W\d_]{1,2}(?:\.[ \u202f\xa0]?[^\W\d_]{1,2})?\.?))?"
     r"(?(1)\] |(?: - |(?(2): |(?!))))"
 )
+
+
+def byte_order_mark(head: bytes) -> tuple[str, int]:
+    """Return the codec that a byte order mark declares, and the bytes of the mark; "" and 0 if the
+    text begins with none."""
+    marks = (
+        (codec, len(mark)) for mark, codec in _BYTE_ORDER_MARKS.items() if head.startswith(mark)
+    )
+    return next(marks, ("", 0))
 
 
 def document_kind(name: str, head: bytes) -> str | None:

@@ -73,20 +73,17 @@ class Layout:
         return len(self._frames), len(self._frames[-1].parts)
 
     def cut(self, position: tuple[int, int]) -> str:
-        """Return the text since `position`."""
-        return "".join(self._frames[-1].parts[position[1] :]) if self._is_open(position) else ""
+        """Return the text since `position`, if its frame is open."""
+        depth, start = position
+        return "".join(self._frames[-1].parts[start:]) if len(self._frames) == depth else ""
 
     def remove(self, position: tuple[int, int]) -> None:
         """Remove the text since `position`, but not the line breaks that it began with."""
         frame = self._frames[-1]
-        removed = "".join(frame.parts[position[1] :]) if self._is_open(position) else ""
-        if removed:
+        if removed := self.cut(position):
             n_before = len(removed) - len(removed.lstrip("\n"))
             frame.line_breaks = max(frame.line_breaks, n_before)
             del frame.parts[position[1] :]
-
-    def _is_open(self, position: tuple[int, int]) -> bool:
-        return len(self._frames) == position[0]
 
     def begin_aside(self) -> None:
         """Begin a text that is not part of the running one: a note, a text box."""
@@ -94,7 +91,7 @@ class Layout:
 
     def end_aside(self) -> None:
         """End the text since `begin_aside`; it follows the open paragraph."""
-        self.add_aside(_tidy(self._frames.pop().parts))
+        self.add_aside(tidy("".join(self._frames.pop().parts)))
 
     def add_aside(self, text: str) -> None:
         """Add a text that follows the open paragraph."""
@@ -138,7 +135,7 @@ class Layout:
         """End a cell, which becomes one line unless it has paragraphs or a table."""
         if self._tables and self._tables[-1].in_cell:
             has_table = self._frames[-1].has_table
-            cell = _tidy(self._frames.pop().parts)
+            cell = tidy("".join(self._frames.pop().parts))
             if "\n\n" not in cell and not has_table:
                 cell = cell.replace("\n", " ")
             table = self._tables[-1]
@@ -176,10 +173,10 @@ class Layout:
         """Return the whole text; what is open ends."""
         while self._tables:
             self._end_table()
-        return _tidy(self._frames[0].parts)
+        return tidy("".join(self._frames[0].parts))
 
 
-def _tidy(parts: list[str]) -> str:
+def tidy(text: str) -> str:
     """Return the text without spaces at the ends of lines and without several blank lines."""
-    text = re.sub(r"[ \t]+(?=\n)", "", "".join(parts))
+    text = re.sub(r"[ \t]+(?=\n)", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip(" \t\n")

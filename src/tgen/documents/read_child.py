@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tgen.documents.kinds import byte_order_mark
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError, TgenError, is_out_of_memory
 from tgen.machine.resource_limit import set_limit
@@ -24,8 +25,6 @@ _SEPARATOR = b"<|endoftext|>"
 _BLOCK = 1 << 20
 _CONTROLS = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
 _CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
-_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
-          (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))  # fmt: skip
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
 _TAKE_FILES = {"docx", "odt", "epub", "rtf", "mail", "mbox"}  # the readers of others take texts
 _MODULES = {"mbox": "mail", "markdown": "notebook"}  # of the readers; others have the kind's name
@@ -140,12 +139,10 @@ def _texts(
 
 def _decode(data: bytes, encoding: str | None) -> str:
     """Return a text with LF; its byte order mark counts more than `encoding`."""
-    for mark, name in _MARKS:
-        if data.startswith(mark):
-            encoding = name
-            break
+    marked, n_mark = byte_order_mark(data)
+    encoding = marked or encoding
     try:
-        text = data.decode(encoding or "utf-8").removeprefix("\ufeff")
+        text = data[n_mark:].decode(encoding or "utf-8").removeprefix("\ufeff")
     except (LookupError, ValueError):
         hint = "save it as UTF-8, or add --encoding NAME, for example cp1252"
         raise CorpusError(f"is not {encoding or 'UTF-8'}", hint) from None

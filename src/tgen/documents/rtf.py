@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from tgen.documents.layout import tidy
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError
 
@@ -32,5 +33,4 @@ def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
         )
     except (ValueError, LookupError, TypeError) as error:
         raise CorpusError(f"is damaged: {error}", DAMAGED_HINT) from None
-    text = re.sub(r"[ \t]+(?=\n)", "", text.replace("\xad", ""))
-    yield re.sub(r"\n{3,}", "\n\n", text).strip()
+    yield tidy(text.replace("\xad", "")).strip()
