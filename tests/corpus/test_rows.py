@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen.config.reading import Reading
 from tgen.corpus import json_rows, rows
 from tgen.corpus.conversation import check_messages
 from tgen.corpus.row_forms import FORMS, MESSAGES
@@ -21,7 +22,7 @@ SYSTEM = {"role": "system", "content": "s"}
 ALPACA = {"instruction": "q", "input": "", "output": "a"}
 
 
-def read(content, name="rows.json", **options):
+def read(content, name="rows.json", *, chat=False, **options):
     """Convert a file with this text, or with these values as JSON Lines; return the result, with
     the bytes of its spool, and the rows."""
     if not isinstance(content, (str, bytes)):
@@ -30,7 +31,7 @@ def read(content, name="rows.json", **options):
     source = Source(name, content)
     kind = row_kind(name, content[:65536])
     assert kind is not None
-    converted = finish(convert_rows(source, kind, **options))
+    converted = finish(convert_rows(source, kind, Reading(**options), chat=chat))
     spool = None if converted.spool is None else converted.spool.read(0, 1 << 27)
     lines = (content if spool is None else spool).splitlines()
     return replace(converted, spool=spool), [json.loads(line) for line in lines if line.strip()]
@@ -115,7 +116,9 @@ def test_canonical_lines_are_not_copied(values):
     text = "\n\n".join(map(json.dumps, values)).encode() + b"\r\n"
     for name in ("rows.jsonl", "rows.NDJSON", "rows.jsonl.txt", "-", "rows"):
         assert row_kind(name, text) == "json lines"
-        converted = finish(convert_rows(Source(name, b"\xef\xbb\xbf" + text), "json lines"))
+        converted = finish(
+            convert_rows(Source(name, b"\xef\xbb\xbf" + text), "json lines", Reading())
+        )
         assert converted.spool is None
         assert converted.n_rows == len(values)
         unused = sorted({key for row in values for key in row} & {"meta", "id"})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen.config.reading import Reading
 from tgen.corpus import tables
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source
@@ -24,7 +25,7 @@ def read(content, name="a.csv", **options):
     """Convert a table; return its form, notes and rows."""
     content = content.encode() if isinstance(content, str) else content
     kind = row_kind(name, content[:65536])
-    converted = finish(convert_rows(Source(name, content), kind, **options))
+    converted = finish(convert_rows(Source(name, content), kind, Reading(**options)))
     lines = converted.spool.read(0, 1 << 27).splitlines()
     return converted.form, converted.notes, [json.loads(line) for line in lines]
 

@@ -93,8 +93,8 @@ def unknown_encoding(source: Source, guess: str) -> Steps[Encoding]:
     """Return the encoding of bytes that are not UTF-8 and stay as they are; yield fractions from
     0.5 to 1, the second half of `find_encoding`."""
     n_bad = 0
-    for position in range(0, source.n_bytes, _BLOCK):
-        n_bad += _count_utf8(source.read(position, _BLOCK))[0]
+    for block in source.blocks():
+        n_bad += _count_utf8(block)[0]
         yield 0.5 + 0.5 * source.position / source.n_bytes
     return Encoding(share=n_bad / source.n_bytes, guess=guess)
 
@@ -121,7 +121,9 @@ def decode(
     while True:
         block = source.read(position, _BLOCK)
         position += len(block)
-        text = block if encoding.codec == "utf-8" else _decode(decoder, block)
+        text = block
+        if encoding.codec != "utf-8":
+            text = decoder.decode(block, final=not block).encode("utf-8", "replace")
         if errors == "replace":
             changes.n_replaced += text.count(_REPLACEMENT)
         if line_breaks:
@@ -140,10 +142,6 @@ def decode(
             yield text
         if not block:
             return
-
-
-def _decode(decoder: codecs.IncrementalDecoder, block: bytes) -> bytes:
-    return decoder.decode(block, final=not block).encode("utf-8", "replace")
 
 
 def _check_utf8(source: Source) -> Steps[tuple[int | None, int | None, bool]]:

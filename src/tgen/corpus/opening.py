@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 HEAD = 1 << 16  # bytes that tell what a file is
 _BINARY_HEAD = 1 << 13  # bytes of a text without NUL
-_BLOCK = 1 << 18  # bytes per read
 _MAX_LISTED = 8  # files in notes of one kind
 _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
 _OPENED = 0.75  # of the time to read a file; the rest is to find its documents
@@ -352,12 +351,8 @@ class _Opener:
                 f"add --encoding NAME{guess}"
             )
             found = None
-        content: Path | files.RandomAccessFile | None = source.path
-        if content is None:
-            content = files.open_temporary(None)
-            for block in _blocks(source):
-                content.append(block)
         self._used_converter = True
+        content = source.path or source.copy()
         converted = yield from convert_document(content, kind, name=source.name, encoding=encoding)
         text = self._store(source.name, converted.spool)
         if found is not None:
@@ -369,16 +364,7 @@ class _Opener:
 
     def _read_rows(self, source: Source, kind: str) -> Steps[Source]:
         """Return rows as canonical JSON Lines."""
-        reading = self._reading
-        convert = convert_rows(
-            source,
-            kind,
-            columns=reading.columns,
-            text_column=reading.text_column,
-            skip_bad_rows=reading.skip_bad_rows,
-            chat=self._chat,
-        )
-        converted = yield from convert
+        converted = yield from convert_rows(source, kind, self._reading, chat=self._chat)
         if converted.spool is not None:
             self._report.rows[converted.form] += converted.n_rows
             rows = self._store(source.name, converted.spool)
@@ -390,7 +376,7 @@ class _Opener:
 
     def _store(self, name: str, spool: files.RandomAccessFile) -> Source:
         """Return the content of a temporary file, which is closed: each one needs a descriptor."""
-        return finish(self._spool.store(name, _blocks(Source(name, spool))))
+        return finish(self._spool.store(name, Source(name, spool).blocks()))
 
     def _read_text(
         self, source: Source, name: str, head: bytes, encoding: "Encoding | None" = None
@@ -495,11 +481,6 @@ def is_plain_text(head: bytes) -> bool:
     is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
     is_other = b"\0" in head or _is_packed(head) or binary_kind(head, 0)
     return is_text and not is_other and document_kind("", head) is None
-
-
-def _blocks(source: Source) -> Iterator[bytes]:
-    for position in range(0, source.n_bytes, _BLOCK):
-        yield source.read(position, _BLOCK)
 
 
 def _with_mark(encoding: "Encoding") -> str:

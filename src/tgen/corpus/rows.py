@@ -6,12 +6,13 @@ A file has rows if its content begins as rows in JSON do, or if it is a table.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from tgen.config.reading import Reading
 from tgen.corpus import tables
 from tgen.corpus.conversation import check_messages
 from tgen.corpus.json_rows import json_kind, read_json, read_json_lines
@@ -30,7 +31,7 @@ from tgen.corpus.row_forms import (
     shown,
     shown_key,
 )
-from tgen.corpus.sources import Source
+from tgen.corpus.sources import Source, storing
 from tgen.corpus.steps import Steps
 from tgen.corpus.tables import NumberedRow
 from tgen.errors import CorpusError
@@ -67,73 +68,28 @@ def row_kind(name: str, head: bytes) -> str | None:
 
 
 def convert_rows(
-    source: Source,
-    kind: str,
-    *,
-    columns: Sequence[str] | None = None,
-    text_column: str | None = None,
-    skip_bad_rows: bool = False,
-    chat: bool = False,
+    source: Source, kind: str, reading: Reading, *, chat: bool = False
 ) -> Steps[ConvertedRows]:
     """Read the rows of a source of a kind of `row_kind`, and write them as canonical JSON Lines.
 
-    `columns` are the names of a prompt's parts and of its answer, or of one text or list of
-    messages; `text_column` is that of a text. With `chat`, prompts with answers are conversations.
-    Raise CorpusError for rows of no known form, for preference rows, and, unless `skip_bad_rows`,
-    for invalid ones.
+    `reading.columns` are the names of a prompt's parts and of its answer, or of one text or list of
+    messages. With `chat`, prompts with answers are conversations. Raise CorpusError for rows of no
+    known form, for preference rows, and, unless `reading.skip_bad_rows`, for invalid ones.
     """
-    if text_column is not None:
-        columns = (text_column,)
-    is_lines, is_table = kind == "json lines", kind in tables.KINDS
-    left_out = LeftOut(Counter(), Counter(), {})
-    if is_lines:
-        rows = read_json_lines(source)
-    elif is_table:
-        rows = tables.read_table(source, kind, columns or ())
-    else:
-        rows = read_json(source, left_out)
-    with closing(rows):  # ends the process that reads a table
-        sample = []
-        for row in islice(rows, _SAMPLE):
-            sample.append(row)
-            if row.end > _SAMPLE_BYTES:
-                break
-        form = ""
-        if columns is None:
-            columns = _choose_columns(source.name, [row.value for row in sample])
-        elif not is_table and all(isinstance(row.value, str) for row in sample):
-            columns = None  # a list of texts has no columns
-        if columns is not None:
-            form = (
-                f"text of the column {shown_key(columns[0])!r}"
-                if len(columns) == 1
-                else ", ".join(columns)
-            )
-            if columns == ["text"] or columns == ("text",):
-                form = "text"
-        conversion = _Conversion(
-            source, columns, form, left_out, chat=chat, skips=skip_bad_rows, kind=kind
-        )
-        return (yield from conversion.convert(chain(sample, rows)))
+    return _Conversion(source, kind, reading, chat).convert()
 
 
 class _Conversion:
     """The state of one conversion."""
 
-    def __init__(
-        self,
-        source: Source,
-        columns: Sequence[str] | None,
-        form: str,
-        left_out: LeftOut,
-        *,
-        chat: bool,
-        skips: bool,
-        kind: str,
-    ) -> None:
-        self._source, self._columns, self._form, self._left_out = source, columns, form, left_out
+    def __init__(self, source: Source, kind: str, reading: Reading, chat: bool) -> None:
+        self._source, self._kind, self._form = source, kind, ""
+        self._columns = reading.columns
+        if reading.text_column is not None:
+            self._columns = (reading.text_column,)
+        self._left_out = LeftOut(Counter(), Counter(), {})
         self._is_chat: bool | None = chat or None
-        self._skips = skips
+        self._skips = reading.skip_bad_rows
         self._is_lines, self._is_table = kind == "json lines", kind in tables.KINDS
         self._spool = None if self._is_lines else files.open_temporary(None)
         self._pending = bytearray()
@@ -141,27 +97,27 @@ class _Conversion:
         self._bad: list[tuple[int, str, str]] = []  # number, message and hint of the first ones
         self._n_bad = self._n_empty = self._n_greetings = 0
 
-    def convert(self, rows: Iterator[NumberedRow]) -> Steps[ConvertedRows]:
+    def convert(self) -> Steps[ConvertedRows]:
         """Convert all rows."""
         n_bytes, shown = max(1, self._source.n_bytes), 0.0
         try:
-            for row in rows:
-                self._add(row)
-                done = min(1.0, row.fraction or row.end / n_bytes)
-                if done >= shown + _STEP:
-                    shown = done
-                    yield done
-            self._flush()
+            with storing(f"the rows of {self._source.name}"), closing(self._read()) as rows:
+                sample = []
+                for row in islice(rows, _SAMPLE):
+                    sample.append(row)
+                    if row.end > _SAMPLE_BYTES:
+                        break
+                self._choose_form([row.value for row in sample])
+                for row in chain(sample, rows):
+                    self._add(row)
+                    done = min(1.0, row.fraction or row.end / n_bytes)
+                    if done >= shown + _STEP:
+                        shown = done
+                        yield done
+                self._flush()
             n_rows = self._forms.total()
             if self._n_bad and not (self._skips and n_rows):
                 raise self._bad_rows_error(n_rows)
-        except OSError as error:
-            self._spool = None
-            raise CorpusError(
-                f"cannot store the rows of {self._source.name} in a temporary file: "
-                f"{error.strerror}",
-                "free disk space",
-            ) from None
         except BaseException:
             self._spool = None  # closed now, whoever keeps the error
             raise
@@ -171,6 +127,27 @@ class _Conversion:
             n_rows,
             self._notes(),
         )
+
+    def _read(self) -> Generator[NumberedRow]:
+        """Yield the rows; closing this ends the process that reads a table."""
+        if self._is_lines:
+            return read_json_lines(self._source)
+        if self._is_table:
+            return tables.read_table(self._source, self._kind, self._columns or ())
+        return read_json(self._source, self._left_out)
+
+    def _choose_form(self, values: Sequence[Any]) -> None:
+        """Set the columns and the name of the form, unless the keys of each row tell its form."""
+        if self._columns is None:
+            self._columns = _choose_columns(self._source.name, values)
+        elif not self._is_table and all(isinstance(value, str) for value in values):
+            self._columns = None  # a list of texts has no columns
+        if self._columns == ("text",):
+            self._form = "text"
+        elif self._columns is not None:
+            self._form = ", ".join(self._columns)
+            if len(self._columns) == 1:
+                self._form = f"text of the column {shown_key(self._columns[0])!r}"
 
     def _add(self, row: NumberedRow) -> None:
         if row.value is None:  # a blank line
@@ -241,8 +218,8 @@ class _Conversion:
         if self._spool is None:
             assert line is not None
             self._spool = files.open_temporary(None)
-            for start in range(0, line[0], _BLOCK):
-                self._spool.append(self._source.read(start, min(_BLOCK, line[0] - start)))
+            for block in self._source.blocks(0, line[0]):
+                self._spool.append(block)
         self._pending += content
         if len(self._pending) >= _BLOCK:
             self._flush()
@@ -310,7 +287,7 @@ def _is_canonical(row: Any, form: str, is_chat: bool | None, left_out: LeftOut) 
     return is_valid and (len(row) == n or not has_additions(row, left_out))
 
 
-def _choose_columns(name: str, values: Sequence[Any]) -> list[str] | None:
+def _choose_columns(name: str, values: Sequence[Any]) -> tuple[str, ...] | None:
     """Return the column with the text if the form of the rows is not known; None if it is.
 
     Raises CorpusError if no column is the only one that has text, by its name or its length.
@@ -335,7 +312,7 @@ def _choose_columns(name: str, values: Sequence[Any]) -> list[str] | None:
     by_name = [lower[key] for key in TEXTS if key in lower]
     by_length = [key for key, mean in strings.items() if mean >= _LONG or len(lengths) == 1]
     if by_name or len(by_length) == 1:
-        return (by_name or by_length)[:1]
+        return tuple((by_name or by_length)[:1])
     first = rows[0]
     listed = ", ".join(f"{shown_key(key)} ({shown(first[key])})" for key in list(first)[:20])
     hint = (

@@ -2,7 +2,8 @@
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,7 +11,7 @@ from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
-_BLOCK = 1 << 22  # bytes of stdin per read
+_BLOCK = 1 << 20  # bytes per read
 _STDIN_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
 
 _MAX_READ = 1 << 26  # bytes that a library may request at once, for example a file's directory
@@ -31,9 +32,8 @@ class Source:
         *,
         start: int = 0,
         n_bytes: int | None = None,
-        has_rows: bool = False,
     ) -> None:
-        self.name, self.has_rows, self.position, self.done = name, has_rows, 0, 0.0
+        self.name, self.has_rows, self.position, self.done = name, False, 0, 0.0
         self._content = content
         self._file = self._open()
         self._stamp = None if self._file is None else self._file.stamp
@@ -66,6 +66,24 @@ class Source:
             return self._file.read(start, n)
         except OSError as error:
             raise CorpusError(f"cannot read {self.name}: {error.strerror}") from None
+
+    def blocks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from `start` to `end`, by default all; CorpusError if some are gone."""
+        end = self.n_bytes if end is None else end
+        for position in range(start, end, _BLOCK):
+            n = min(_BLOCK, end - position)
+            block = self.read(position, n)
+            if len(block) < n:
+                raise self.changed_error()
+            yield block
+
+    def copy(self) -> files.RandomAccessFile:
+        """Return a temporary file with these bytes; raises CorpusError if the disk is full."""
+        with storing(self.name):
+            copy = files.open_temporary(None)
+            for block in self.blocks():
+                copy.append(block)
+        return copy
 
     def close(self) -> None:
         """Close until the next read; raises CorpusError if it has changed since it was opened."""
@@ -100,6 +118,16 @@ class Source:
             raise CorpusError(error.message, hint) from None
 
 
+@contextmanager
+def storing(what: str, hint: str = "free disk space") -> Iterator[None]:
+    """Turn the error of a full disk into CorpusError."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot store {what} in a temporary file: {error.strerror}"
+        raise CorpusError(message, hint) from None
+
+
 class SourceFile(io.RawIOBase):
     """A source as a file for libraries, which can neither read nor store all of it at once."""
 
@@ -107,17 +135,9 @@ class SourceFile(io.RawIOBase):
         super().__init__()
         self._source, self._position = source, 0
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
     def seekable(self) -> bool:
         """Return True."""
         return True
-
-    def tell(self) -> int:
-        """Return the position, in bytes."""
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position as other files do."""
@@ -154,14 +174,9 @@ class Spool:
         start = None
         for block in blocks:
             start = self._n_bytes if start is None else start
-            try:
+            with storing(name, "free disk space in the directory that TMPDIR names"):
                 self._file = self._file or files.open_temporary(None)
                 self._file.append(block)
-            except OSError as error:
-                raise CorpusError(
-                    f"cannot store {name} in a temporary file: {error.strerror}",
-                    "free disk space in the directory that TMPDIR names",
-                ) from None
             self._n_bytes += len(block)
             if origin is not None:
                 yield origin.position / max(1, origin.n_bytes)
@@ -182,14 +197,9 @@ def read_stdin(head: bytes = b"") -> Source:
     data = head + stdin().read(_STDIN_IN_RAM)
     if len(data) < _STDIN_IN_RAM:
         return Source("-", data)
-    try:
+    with storing("stdin", "free disk space, or save the text to a file and pass its path"):
         spool = files.open_temporary(None)
         while data:
             spool.append(data)
             data = stdin().read(_BLOCK)
-    except OSError as error:
-        raise CorpusError(
-            f"cannot store stdin in a temporary file: {error.strerror}",
-            "free disk space, or save the text to a file and pass its path",
-        ) from None
     return Source("-", spool)

@@ -18,7 +18,6 @@ from tgen.corpus.jsonl import read_lines
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
 from tgen.machine.child import Child
-from tgen.storage import files
 
 if TYPE_CHECKING:
     import _csv
@@ -29,7 +28,6 @@ _MAX_CELL = 1 << 24  # characters
 _MAX_RECORD = 1 << 27  # bytes of a row that the other process sends
 _SAMPLE_BYTES = 1 << 18  # that tell the dialect
 _SAMPLE_RECORDS = 50
-_COPY = 1 << 22  # bytes per read
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
 _SECONDS, _BYTES_PER_SECOND = 240, 25_000  # of time; the process has a quarter of it on the CPU
@@ -207,14 +205,7 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
             f"{source.name} is a {kind} file, which needs pyarrow",
             "pip install 'tgen-lm[tables]', or save the table as CSV",
         )
-    copy = files.open_temporary(None)
-    try:
-        for start in range(0, source.n_bytes, _COPY):
-            copy.append(source.read(start, _COPY))
-    except OSError as error:
-        copy.close()
-        what = f"cannot store {source.name} in a temporary file: {error.strerror}"
-        raise CorpusError(what, "free disk space") from None
+    copy = source.copy()
     # As a script, it imports pyarrow alone.
     child = Child(str(Path(__file__).with_name("table_child.py")), kind, *wanted, stdin=copy)
     seconds = _SECONDS + source.n_bytes // _BYTES_PER_SECOND

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from fuzz.mutations import Mutator, dump
+from tgen.config.reading import Reading
 from tgen.corpus.conversation import is_conversation, parse_conversation
 from tgen.corpus.jsonl import parse_row
 from tgen.corpus.rows import convert_rows, row_kind
@@ -34,11 +35,11 @@ _FILES: list[Any] = [
 ]
 _RECORDS = [["id", "text", ""], ["1", 'a "b"\n;,', "\t|"], ["2", "é\0\x1b[2J", "[{"], ["3", "", ""]]
 _OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"skip_bad_rows": True},
-    {"columns": ["text", "id"]},
-    {"text_column": "body", "skip_bad_rows": True},
-    {"chat": True, "skip_bad_rows": True},
+    {"reading": Reading()},
+    {"reading": Reading(skip_bad_rows=True)},
+    {"reading": Reading(columns=("text", "id"))},
+    {"reading": Reading(text_column="body", skip_bad_rows=True)},
+    {"reading": Reading(skip_bad_rows=True), "chat": True},
 ]
 
 
@@ -50,7 +51,7 @@ class Tables:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "table.json"
         self._mutators = [Mutator(document) for document in _FILES]
-        self._options: dict[str, Any] = {}
+        self._options = _OPTIONS[0]
 
     def change(self, i: int, rng: Random) -> str:
         """Change values, or cut, repeat and swap bytes."""
