@@ -18,7 +18,6 @@ from support.vocabularies import smollm2_like, without_bytes
 from tgen import corpus
 from tgen.config.training import TrainConfig
 from tgen.corpus import Document, parallel_tokenize
-from tgen.corpus.documents import document_size
 from tgen.errors import CorpusError, TgenError, UsageError
 from tgen.runs import tokenizing
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
@@ -113,7 +112,7 @@ def test_documents_are_their_tokens_and_an_end(name):
         for parts in documents
     ]
     assert result.ids.tolist() == [i for ids in whole for i in ids]
-    n_bytes = sum(map(document_size, documents))
+    n_bytes = sum(len(part) for document in documents for part in document)
     assert done[-1:] == [n_bytes][: len(done)]
 
 

@@ -275,6 +275,7 @@ def test_corpus_that_changes_while_it_is_tokenized_is_an_error(tmp_path):
 def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     for module, name in [
         (documents, "_BLOCK"),
+        (sources, "_BLOCK"),
         (documents, "_MAX_BYTES_IN_RAM"),
         (tokenize, "_PIECE"),
     ]:

@@ -29,21 +29,28 @@ class Conversation(NamedTuple):
         return json.dumps([texts, self.answers]).encode()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return a JSON value; None if it is not valid."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def pair_messages(prompt: Any, answer: Any) -> list[dict[str, Any]]:
+    """Return a prompt and its answer as messages."""
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+
 def is_conversation(line: bytes) -> bool:
     """Return whether a line is a JSON object with messages, valid or not."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
+    values = parse_json(line)
     return isinstance(values, dict) and "messages" in values
 
 
 def parse_conversation(line: bytes) -> Conversation:
     """Parse a row. Raises CorpusError, without the number of the line, if it is invalid."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
+    row = parse_json(line)
     if not isinstance(row, dict):
         raise invalid_row_error(line, _EXAMPLE)
     if row.get("tools"):
@@ -54,8 +61,7 @@ def parse_conversation(line: bytes) -> Conversation:
     if "messages" in row:
         return check_messages(row["messages"])
     if "prompt" in row and "completion" in row:
-        pair = [("user", row["prompt"]), ("assistant", row["completion"])]
-        return check_messages([{"role": role, "content": text} for role, text in pair])
+        return check_messages(pair_messages(row["prompt"], row["completion"]))
     raise invalid_row_error(line, _EXAMPLE)
 
 

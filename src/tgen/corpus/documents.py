@@ -22,7 +22,6 @@ from tgen.corpus.jsonl import (
     Location,
     contains_conversations,
     encode_length,
-    find_conversations,
     find_rows,
     line_number,
     parse_row,
@@ -69,11 +68,9 @@ class DocumentTable:
 
     def __init__(self) -> None:
         self.keys, self.sizes = array("Q"), array("q")  # equal documents have equal keys
-        self._starts, self._ends = array("q"), array("q")
-        self._sources: list[Source] = []
-        self._first_documents: list[int] = []  # per source, like the following
-        self._contains_rows: list[bool] = []
-        self._contains_chats: list[bool] = []
+        self.starts, self.ends = array("q"), array("q")  # bytes of their sources
+        self.sources: list[tuple[Source, bool, bool]] = []  # whether rows; whether conversations
+        self.first_documents: list[int] = []  # per source
         self._open: Source | None = None
 
     def __len__(self) -> int:
@@ -84,73 +81,26 @@ class DocumentTable:
 
         `chats`: the rows are conversations.
         """
-        self._sources.append(source)
-        self._first_documents.append(len(self))
-        self._contains_rows.append(rows)
-        self._contains_chats.append(chats)
+        self.sources.append((source, rows, chats))
+        self.first_documents.append(len(self))
 
     def add_document(self, start: int, end: int, n_bytes: int, key: int) -> None:
         """Add the document in bytes `start` to `end` of its source; its parts have `n_bytes`."""
-        self._starts.append(start)
-        self._ends.append(end)
+        self.starts.append(start)
+        self.ends.append(end)
         self.sizes.append(n_bytes)
         self.keys.append(key)
-
-    def is_row(self, numbers: Indices) -> NDArray[np.bool_]:
-        """(n,) -> (n,): which documents are rows."""
-        sources = np.searchsorted(self._first_documents, numbers, side="right") - 1
-        return np.array(self._contains_rows, bool)[sources]
-
-    def name(self, number: int) -> str:
-        """Return the name of a document's source, with `#` and its number, from 1, if it has more.
-
-        All documents of the table have been added.
-        """
-        i = bisect_right(self._first_documents, number) - 1
-        first, *after = self._first_documents[i : i + 2]
-        n = (after[0] if after else len(self)) - first
-        name = self._sources[i].name
-        return f"{name}#{number - first + 1}" if n > 1 else name
 
     def all_documents(self) -> "Documents":
         """Select all documents in the order added."""
         sizes = np.array(self.sizes, np.int64)
         return Documents(self, np.arange(len(self)), np.zeros_like(sizes), sizes)
 
-    def read(self, number: int, start: int, end: int) -> Document:
-        """Return a document, or the bytes from `start` to `end` of one with a single part.
-
-        Raises CorpusError if its source has changed.
-        """
-        i = bisect_right(self._first_documents, number) - 1
-        source, first = self._sources[i], self._starts[number]
+    def open(self, source: Source) -> None:
+        """Close the open source before another one is read."""
         if source is not self._open:
             self.close()
             self._open = source
-        if self._contains_chats[i]:
-            return (source.read(first, self._ends[number] - first),)
-        if not self._contains_rows[i]:
-            text = LongText(source, first + start, first + end)
-            return (text if len(text) > _MAX_BYTES_IN_RAM else text[:],)
-        parts = parse_row(source.read(first, self._ends[number] - first))
-        if parts is None or document_size(parts) != self.sizes[number]:
-            raise source.changed_error()
-        return parts if len(parts) > 1 else (parts[0][start:end],)
-
-    def describe(self, number: int) -> str:
-        """Return the file and the line of a row."""
-        source = self._sources[bisect_right(self._first_documents, number) - 1]
-        return f"{source.name}, line {line_number(source, self._starts[number])}"
-
-    def place(self, number: int) -> tuple[Source, int, bool, bool]:
-        """Return a document's source, its first byte there, and whether it is a row, and a chat."""
-        i = bisect_right(self._first_documents, number) - 1
-        return (
-            self._sources[i],
-            self._starts[number],
-            self._contains_rows[i],
-            self._contains_chats[i],
-        )
 
     def close(self) -> None:
         """Close the open source; raises CorpusError if it has changed."""
@@ -182,25 +132,53 @@ class Documents:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def _find(self, i: int) -> tuple[int, int]:
+        """Return the numbers of a document and of its source in the table."""
+        number = int(self._numbers[i])
+        return number, bisect_right(self._table.first_documents, number) - 1
+
     def __getitem__(self, i: int) -> Document:
-        return self._table.read(int(self._numbers[i]), int(self._starts[i]), int(self._ends[i]))
+        """Return a document. Raises CorpusError if its source has changed."""
+        table, (number, source_number) = self._table, self._find(i)
+        source, is_row, is_chat = table.sources[source_number]
+        table.open(source)
+        first, start, end = table.starts[number], int(self._starts[i]), int(self._ends[i])
+        if not is_row:
+            text = LongText(source, first + start, first + end)
+            return (text if len(text) > _MAX_BYTES_IN_RAM else text[:],)
+        line = source.read(first, table.ends[number] - first)
+        if is_chat:
+            return (line,)
+        parts = parse_row(line)
+        if parts is None or sum(map(len, parts)) != table.sizes[number]:
+            raise source.changed_error()
+        return parts if len(parts) > 1 else (parts[0][start:end],)
+
+    def __iter__(self) -> Iterator[Document]:
+        return map(self.__getitem__, range(len(self)))
 
     def name(self, i: int) -> str:
-        """Return the name of a document, see `DocumentTable.name`."""
-        return self._table.name(int(self._numbers[i]))
+        """Return the name of a document's source, with `#` and its number, from 1, if it has more.
+
+        All documents of the table have been added.
+        """
+        table, (number, source_number) = self._table, self._find(i)
+        name = table.sources[source_number][0].name
+        first, end, *_ = *table.first_documents[source_number : source_number + 2], len(table)
+        return f"{name}#{number - first + 1}" if end - first > 1 else name
 
     def describe(self, i: int) -> str:
         """Return the file and the line of a row."""
-        return self._table.describe(int(self._numbers[i]))
+        source, start, *_ = self.place(i)
+        return f"{source.name}, line {line_number(source, start)}"
 
     def place(self, i: int) -> tuple[Source, int, bool, bool]:
         """Return the source of a document, the position there of its first selected byte (of a row,
         its first), and whether it is a row, and a conversation."""
-        source, start, is_row, is_chat = self._table.place(int(self._numbers[i]))
-        return source, start if is_row else start + int(self._starts[i]), is_row, is_chat
-
-    def __iter__(self) -> Iterator[Document]:
-        return map(self.__getitem__, range(len(self)))
+        number, source_number = self._find(i)
+        source, is_row, is_chat = self._table.sources[source_number]
+        start = self._table.starts[number] + (0 if is_row else int(self._starts[i]))
+        return source, start, is_row, is_chat
 
     @property
     def sizes(self) -> Indices:
@@ -215,7 +193,8 @@ class Documents:
     @property
     def is_row(self) -> NDArray[np.bool_]:
         """(n,): which documents are rows."""
-        return self._table.is_row(self._numbers)
+        sources = np.searchsorted(self._table.first_documents, self._numbers, side="right") - 1
+        return np.array([is_row for _, is_row, _ in self._table.sources], bool)[sources]
 
     @property
     def n_bytes(self) -> int:
@@ -252,11 +231,6 @@ class Corpus:
     def close(self) -> None:
         """Close the sources; raises CorpusError if one has changed since it was first read."""
         self.documents.close()
-
-
-def document_size(document: Document) -> int:
-    """Bytes of all parts."""
-    return sum(map(len, document))
 
 
 def read(
@@ -305,9 +279,9 @@ def read_in_steps(
             chat_name = chat_name or (source.name if chats else "")
         table.add_source(source, rows=rows, chats=chats)
         position = 0
-        find = find_conversations if chats else find_rows if rows else _find_texts
+        found = find_rows(source, chats=chats) if rows else _find_texts(source)
         try:
-            for start, end, n_bytes, content in find(source):
+            for start, end, n_bytes, content in found:
                 own = hashlib.sha256() if len(table) else fingerprint  # the same so far
                 for block in content:
                     own.update(block)
@@ -376,9 +350,9 @@ def _find_texts(source: Source) -> Iterator[Location]:
             last = block.rfind(_SEPARATOR)
             if last < 0:
                 end = _find_separator(source, position + _BLOCK - len(_SEPARATOR) + 1)
-                if any(not part.isspace() for part in _read_blocks(source, position, end)):
+                if any(not part.isspace() for part in source.blocks(position, end)):
                     n = end - position
-                    content = chain([encode_length(n)], _read_blocks(source, position, end))
+                    content = chain([encode_length(n)], source.blocks(position, end))
                     yield position, end, n, content
                 position = end + len(_SEPARATOR)
                 continue
@@ -398,12 +372,3 @@ def _find_separator(source: Source, position: int) -> int:
             return position + offset
         position += max(1, len(block) - len(_SEPARATOR) + 1) if len(block) == _BLOCK else len(block)
     return position
-
-
-def _read_blocks(source: Source, start: int, end: int) -> Iterator[bytes]:
-    for position in range(start, end, _BLOCK):
-        n = min(_BLOCK, end - position)
-        block = source.read(position, n)
-        if len(block) < n:
-            raise source.changed_error()
-        yield block

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from tgen.corpus.conversation import parse_json
 from tgen.corpus.jsonl import read_lines
 from tgen.corpus.row_forms import (
     MESSAGES,
@@ -58,7 +59,10 @@ def json_kind(name: str, head: bytes) -> str | None:
     if _PANDAS.match(text):
         return "json objects"  # which are refused
     first, _, rest = text.partition("\n")
-    is_line, by_name = _parse(first) is not None, "json lines" if name.endswith(_NAMES) else None
+    is_line, by_name = (
+        parse_json(first) is not None,
+        "json lines" if name.endswith(_NAMES) else None,
+    )
     if text.strip() == "[]" and name.endswith((*_NAMES, ".json")):
         return "json list"  # which is refused
     if text.startswith("["):
@@ -332,12 +336,4 @@ def _parse_beginning(text: str) -> Any:
             end, n_open = token.start() if token[0] == "," else token.end(), len(open_brackets)
     begun = _BEGUN_TEXT.match(text, end)
     closing = "".join(reversed(open_brackets[:n_open]))
-    return _parse(text[:end] + (begun[0] + '"' if begun else "") + closing)
-
-
-def _parse(text: str) -> Any:
-    """Return a JSON value; None if it is not valid."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return parse_json(text[:end] + (begun[0] + '"' if begun else "") + closing)

@@ -30,32 +30,27 @@ def parse_row(line: bytes) -> tuple[bytes, ...] | None:
         return None
 
 
-def find_rows(source: Source) -> Iterator[Location]:
-    """Yield the location and content of each row; CorpusError for an invalid one."""
+def find_rows(source: Source, *, chats: bool) -> Iterator[Location]:
+    """Yield the location and content of each row, which may be a conversation; CorpusError for an
+    invalid one."""
     for number, (start, line) in enumerate(read_lines(source), 1):
-        if line.strip():
-            line = line.rstrip(b"\r\n")
-            parts = parse_row(line)
-            if parts is None:
-                raise _in_line(source, number, invalid_row_error(line, _EXAMPLE))
-            content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
-            yield start, start + len(line), sum(map(len, parts)), content
-
-
-def find_conversations(source: Source) -> Iterator[Location]:
-    """Yield the location and content of each conversation; CorpusError for an invalid one."""
-    for number, (start, line) in enumerate(read_lines(source), 1):
-        if line.strip():
-            line = line.rstrip(b"\r\n")
-            try:
-                content = parse_conversation(line).content()
-            except CorpusError as error:
-                raise _in_line(source, number, error) from None
-            yield start, start + len(line), len(line), [content]
-
-
-def _in_line(source: Source, number: int, error: CorpusError) -> CorpusError:
-    return CorpusError(f"{source.name}, line {number}: {error.message}", error.hint)
+        if not line.strip():
+            continue
+        line = line.rstrip(b"\r\n")
+        content: Iterable[bytes]
+        try:
+            if chats:
+                n_bytes, content = len(line), [parse_conversation(line).content()]
+            else:
+                parts = parse_row(line)
+                if parts is None:
+                    raise invalid_row_error(line, _EXAMPLE)
+                n_bytes = sum(map(len, parts))
+                content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
+        except CorpusError as error:
+            what = f"{source.name}, line {number}: {error.message}"
+            raise CorpusError(what, error.hint) from None
+        yield start, start + len(line), n_bytes, content
 
 
 def line_number(source: Source, position: int) -> int:
@@ -91,7 +86,8 @@ def contains_rows(source: Source) -> bool:
     """Return whether a source is JSONL, by its name or the first line of stdin."""
     if source.name != "-":
         return source.name.lower().endswith((".jsonl", ".ndjson"))
-    return _is_row(_beginning(source).split(b"\n", 1)[0])
+    line = _beginning(source).split(b"\n", 1)[0]
+    return parse_row(line) is not None or is_conversation(line)
 
 
 def _beginning(source: Source) -> bytes:
@@ -101,10 +97,6 @@ def _beginning(source: Source) -> bytes:
         position += len(block)
     position += len(block) - len(block.lstrip())
     return source.read(position, _MAX_FIRST_ROW)
-
-
-def _is_row(line: bytes) -> bool:
-    return parse_row(line) is not None or is_conversation(line)
 
 
 def contains_conversations(source: Source) -> bool:

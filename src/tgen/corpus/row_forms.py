@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from tgen.corpus.conversation import check_messages
+from tgen.corpus.conversation import check_messages, pair_messages
 from tgen.errors import CorpusError
 
 Row = dict[str, Any]
@@ -160,13 +160,8 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
         isinstance(pair, list) and len(pair) == 2 for pair in history
     ):
         raise CorpusError("'history' is not a list of pairs", "remove it, or write pairs")
-    roles = ("user", "assistant")
-    messages = [
-        {"role": role, "content": text}
-        for pair in [*history, [prompt, answer]]
-        for role, text in zip(roles, pair, strict=True)
-    ]
-    return _conversation(messages, left_out, system)
+    pairs = [pair_messages(*pair) for pair in [*history, [prompt, answer]]]
+    return _conversation(list(chain.from_iterable(pairs)), left_out, system)
 
 
 def has_additions(row: Row, left_out: LeftOut) -> bool:
@@ -195,12 +190,6 @@ def map_columns(row: Any, columns: Sequence[str], left_out: LeftOut) -> Row:
     if len(texts) == 1:
         return {"text": texts[0]}
     return {"prompt": join_parts(texts[:-1]), "completion": texts[-1]}
-
-
-def pair_to_messages(row: Row) -> Row:
-    """Return the conversation of a canonical prompt and completion."""
-    turns = (("user", row["prompt"]), ("assistant", row["completion"]))
-    return {"messages": [{"role": role, "content": text} for role, text in turns]}
 
 
 def begins_with_answer(row: Row) -> bool:

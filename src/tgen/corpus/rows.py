@@ -14,7 +14,7 @@ from typing import Any
 
 from tgen.config.reading import Reading
 from tgen.corpus import tables
-from tgen.corpus.conversation import check_messages
+from tgen.corpus.conversation import check_messages, pair_messages
 from tgen.corpus.json_rows import json_kind, read_json, read_json_lines
 from tgen.corpus.row_forms import (
     TEXTS,
@@ -27,7 +27,6 @@ from tgen.corpus.row_forms import (
     has_additions,
     map_columns,
     map_row,
-    pair_to_messages,
     shown,
     shown_key,
 )
@@ -199,7 +198,8 @@ class _Conversion:
                     "a row of text in a file of conversations",
                     "write the rows of text to a file of their own",
                 )
-            row = row if row is value else pair_to_messages(row)
+            if row is not value:
+                row = {"messages": pair_messages(row["prompt"], row["completion"])}
         elif "messages" in row and not self._is_chat:
             raise CorpusError(
                 "a row of messages, but the first row of the file has none",

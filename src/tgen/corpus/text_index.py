@@ -11,6 +11,7 @@ import json
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,7 +122,7 @@ class TextIndex:
             line += self._count_lines(position) - self._count_lines(int(starts[i]))
         end = position + n_bytes
         before = bytes(self._text[max(0, position - context) : position]).rpartition(_END)[2]
-        after = bytes(self._text[end : end + context]).partition(_END)[0]
+        after = self._read(end, context).partition(_END)[0]
         return Place(self._names[files[i]], line, _after_partial(before), _before_partial(after))
 
     def _count_lines(self, position: int) -> int:
@@ -130,11 +131,7 @@ class TextIndex:
 
     def _find(self, start: bytes, low: int, high: int) -> Range:
         """Return which of the suffixes from `low` to `high` start with these bytes."""
-        n, text = len(start), self._text
-
-        def key(position: int) -> bytes:
-            return bytes(text[position : position + n])
-
+        key = partial(self._read, n=len(start))
         low = bisect_left(self._suffixes, start, low, high, key=key)
         return low, bisect_right(self._suffixes, start, low, high, key=key)
 
