@@ -10,11 +10,12 @@ import numpy as np
 
 from tgen.corpus import PackedRows, TokenDataset
 from tgen.corpus.overlap import find_members, prefix_sums, window_hashes
+from tgen.corpus.steps import finish
 from tgen.model.transformer import Transformer
 from tgen.planning import budget
 from tgen.reports.training import DoneReport, MemorizationReport
 from tgen.runs.prepare import PreparedRun
-from tgen.runs.samples import generate_texts, run_generator
+from tgen.runs.samples import generate_texts
 from tgen.training.evaluation import evaluate_train
 
 # Chance runs grow with the logarithm of the text sizes: to double one, square both. Real text is
@@ -46,7 +47,7 @@ def measure_memorization(
     plan = prepared.record.plan
     prompts = [prepared.record.sample_prompt] * budget.MEMORIZATION_SAMPLES
     n_tokens = min(budget.MEMORIZATION_TOKENS, plan.generated_tokens)
-    texts = run_generator(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
+    texts = finish(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train.ids[:_SEARCHED_TOKENS])
     held_out, rest = tokenizer.decode(dataset.val.ids[:])[: len(generated)], train

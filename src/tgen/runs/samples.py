@@ -1,9 +1,9 @@
 """Texts that a run's model writes: its samples, and those that other reports need."""
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import TypeVar
 
 from tgen.config import SamplingConfig
+from tgen.corpus.steps import finish
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
@@ -12,8 +12,6 @@ from tgen.reports.training import SampleReport
 from tgen.runs.prepare import PreparedRun
 from tgen.tokenizer import Tokenizer
 from tgen.training.state import TrainState
-
-T = TypeVar("T")
 
 
 def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
@@ -26,9 +24,9 @@ def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
     n_tokens = min(budget.SAMPLE_TOKENS, record.plan.generated_tokens)
     if record.chat is not None:
         ids, stop = record.chat.sample_ids, [record.chat.end_id]
-        (text,) = run_generator(_generate(model, tokenizer, [ids], n_tokens, stop=stop, seed=step))
+        (text,) = finish(_generate(model, tokenizer, [ids], n_tokens, stop=stop, seed=step))
     else:
-        (text,) = run_generator(generate_texts(model, tokenizer, [prompt], n_tokens, seed=step))
+        (text,) = finish(generate_texts(model, tokenizer, [prompt], n_tokens, seed=step))
     yield SampleReport(step=step, prompt=prompt, text=text)
 
 
@@ -43,16 +41,6 @@ def generate_texts(
     stop = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     prompt_ids = [ids for _ in prompts]
     return (yield from _generate(model, tokenizer, prompt_ids, n_tokens, stop=stop, seed=seed))
-
-
-def run_generator(steps: Generator[object, None, T]) -> T:
-    """Return the result of a generator, without what it yields."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def _generate(

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tgen import distributed
 from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
-from tgen.corpus import PackedRows, TokenDataset
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import adapter as adapters
 from tgen.lora import model_with_adapter, training
@@ -159,9 +158,8 @@ class Trainer:
         for report in train(state.model, self.dataset, config, state, answers=self.answers):
             if isinstance(report, DoneReport):
                 yield [], partial(self._save_final, state, model=not self.has_val)
-                reports = _final_reports(self.out, self.prepared, self.dataset, report, state)
                 final: list[RunReport] = []
-                for final_report in reports:
+                for final_report in self._final_reports(report, state):
                     if isinstance(final_report, PhaseReport):
                         yield [final_report], None
                     else:
@@ -258,71 +256,66 @@ class Trainer:
                 run_state.save_progress(self.out, asdict(state.progress))
         return ()
 
+    def _final_reports(self, done: DoneReport, state: TrainState) -> Iterator[RunReport]:
+        """Yield the memorization report of the best model, except of one trained on conversations,
+        and the DoneReport; on rank 0 only."""
+        if not distributed.is_rank_zero():
+            return
+        out, prepared, dataset = self.out, self.prepared, self.dataset
+        with self._best_model(state) as model:
+            plan = prepared.record.plan
+            n_val, eval_tokens = len(dataset.val.ids), plan.train.eval_tokens
+            if (
+                plan.evaluated_tokens is not None
+            ):  # the time is limited: no more than says something
+                parts = state.progress.best_parts
+                needed = tokens_for_error(parts, min(n_val, eval_tokens), _RELATIVE_ERROR)
+                n_val = min(n_val, plan.evaluated_tokens, needed)
+            if eval_tokens < n_val:  # only a part was
+                yield PhaseReport(phase="evaluating more held-out text", saved=True)
+                last = evaluate_alone(model, dataset, max_tokens=n_val)
+                done = replace(done, best_bits_per_byte=last.bits_per_byte)
+            if prepared.record.chat is None:
+                yield PhaseReport(phase="measuring memorization", saved=True)
+                yield measure_memorization(prepared, dataset, done, model)
+            before, after, n_tokens = prepared.record.general_bits_per_byte, None, 0
+            if before is not None:
+                yield PhaseReport(phase="evaluating the general text", saved=True)
+                after = general_bits_per_byte(model, prepared.tokenizer, prepared.general)
+                n_tokens = len(prepared.tokenizer.encode_corpus(prepared.general)[0])
+        yield replace(
+            done,
+            out=str(out),
+            sample_prompt=prepared.record.sample_prompt,
+            baselines=prepared.record.baselines,
+            general_before=before,
+            general_after=after,
+            general_tokens=n_tokens,
+            forecast=forecast_run(
+                out,
+                prepared.record,
+                state.progress,
+                n_tokens=len(prepared.train.ids),
+                best=done.best_bits_per_byte,
+            ),
+        )
 
-def _final_reports(
-    out: Path,
-    prepared: PreparedRun,
-    dataset: TokenDataset | PackedRows,
-    done: DoneReport,
-    state: TrainState,
-) -> Iterator[RunReport]:
-    """Yield the memorization report of the best model, except of one trained on conversations, and
-    the DoneReport; on rank 0 only."""
-    if not distributed.is_rank_zero():
-        return
-    with _best_model(out, prepared, state) as model:
-        plan = prepared.record.plan
-        n_val, eval_tokens = len(dataset.val.ids), plan.train.eval_tokens
-        if plan.evaluated_tokens is not None:  # the time is limited: no more than says something
-            parts = state.progress.best_parts
-            needed = tokens_for_error(parts, min(n_val, eval_tokens), _RELATIVE_ERROR)
-            n_val = min(n_val, plan.evaluated_tokens, needed)
-        if eval_tokens < n_val:  # only a part was
-            yield PhaseReport(phase="evaluating more held-out text", saved=True)
-            last = evaluate_alone(model, dataset, max_tokens=n_val)
-            done = replace(done, best_bits_per_byte=last.bits_per_byte)
-        if prepared.record.chat is None:
-            yield PhaseReport(phase="measuring memorization", saved=True)
-            yield measure_memorization(prepared, dataset, done, model)
-        before, after, n_tokens = prepared.record.general_bits_per_byte, None, 0
-        if before is not None:
-            yield PhaseReport(phase="evaluating the general text", saved=True)
-            after = general_bits_per_byte(model, prepared.tokenizer, prepared.general)
-            n_tokens = len(prepared.tokenizer.encode_corpus(prepared.general)[0])
-    yield replace(
-        done,
-        out=str(out),
-        sample_prompt=prepared.record.sample_prompt,
-        baselines=prepared.record.baselines,
-        general_before=before,
-        general_after=after,
-        general_tokens=n_tokens,
-        forecast=forecast_run(
-            out,
-            prepared.record,
-            state.progress,
-            n_tokens=len(prepared.train.ids),
-            best=done.best_bits_per_byte,
-        ),
-    )
-
-
-@contextmanager
-def _best_model(out: Path, prepared: PreparedRun, state: TrainState) -> Iterator[Transformer]:
-    """Yield the model that was saved; an adapter is loaded into the running model for a while, so
-    that its base is not in memory twice."""
-    adapter = prepared.new_adapter
-    if adapter is None:
-        bundle = model_with_adapter.load(out)
-        model = Transformer.from_arrays(bundle.config, bundle.arrays)
-        if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
-            model = model.to(prepared.device)
-        yield model
-        return
-    newest = training.pairs_of(state.model, adapter.layout, adapter.shapes)
-    best = adapters.read(out, state.model.config)
-    training.load_pairs(state.model, adapter.layout, best.pairs)
-    try:
-        yield state.model.eval()
-    finally:
-        training.load_pairs(state.model, adapter.layout, newest)
+    @contextmanager
+    def _best_model(self, state: TrainState) -> Iterator[Transformer]:
+        """Yield the model that was saved; an adapter is loaded into the running model for a while,
+        so that its base is not in memory twice."""
+        prepared, adapter = self.prepared, self.prepared.new_adapter
+        if adapter is None:
+            bundle = model_with_adapter.load(self.out)
+            model = Transformer.from_arrays(bundle.config, bundle.arrays)
+            if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
+                model = model.to(prepared.device)
+            yield model
+            return
+        newest = training.pairs_of(state.model, adapter.layout, adapter.shapes)
+        best = adapters.read(self.out, state.model.config)
+        training.load_pairs(state.model, adapter.layout, best.pairs)
+        try:
+            yield state.model.eval()
+        finally:
+            training.load_pairs(state.model, adapter.layout, newest)

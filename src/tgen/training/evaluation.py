@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from tgen import distributed
 from tgen.config.training import Precision, ResolvedTrainConfig
-from tgen.corpus import Batch, Tokens
+from tgen.corpus import Batch, PackedRows, TokenDataset
 from tgen.model.precision import add_matmul, matmul, must_round, stored_product
 from tgen.model.transformer import Transformer
 from tgen.reports.standard_error import bits_per_byte_error
@@ -130,40 +130,10 @@ class _ChunkedLoss(torch.autograd.Function):
 # would not choose, and number of target tokens.
 WindowLoss = tuple[float, float, float, float, int]
 
+Batches = TokenDataset | PackedRows  # functions of the step
+
 _MAX_PARTS = 64  # of an evaluation
 _MAX_SCALE_STEP = 1.25  # of the logits, from one evaluation to the next
-
-
-class Batches(Protocol):
-    """The interface of a corpus that training needs: stateless functions of the step."""
-
-    @property
-    def context_length(self) -> int:
-        """T, the inputs per window."""
-
-    @property
-    def val(self) -> Tokens:
-        """The held-out tokens."""
-
-    @property
-    def val_bytes(self) -> int:
-        """Bytes of the held-out target tokens; 0 if nothing is held out."""
-
-    def batch(
-        self,
-        step: int,
-        *,
-        first: int | None = None,
-        bpe_dropout: float = 0.0,
-        rows: range | None = None,
-    ) -> Batch:
-        """Return all or some windows of a step, T + 1 tokens each; the first has number `first`."""
-
-    def val_windows(self, max_tokens: int) -> Iterator[Batch]:
-        """Yield windows of up to T + 1 tokens that predict each held-out token once."""
-
-    def train_windows(self, max_tokens: int) -> Iterator[Batch]:
-        """Yield such windows of about `max_tokens` of the training text."""
 
 
 class DeviceBatch(NamedTuple):
