@@ -132,9 +132,10 @@ def decompress(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Steps
 def members_of(source: Source, kind: str, spool: Spool, bounds: Bounds) -> Iterator[Member | float]:
     """Yield the files in an archive and, while one is unpacked, the fraction of the archive that
     is read; hidden files are left out. Raises CorpusError if the archive is damaged."""
-    read = _zip_members if kind == "zip" else _tar_members
+    is_zip = kind == "zip"
+    members = _zip_members(source, spool, bounds) if is_zip else _tar_members(source)
     with _damage_of(source, kind):
-        for found in read(source, spool, bounds):
+        for found in members:
             if isinstance(found, float):
                 yield found
                 continue
@@ -259,11 +260,7 @@ def _zip_members(source: Source, spool: Spool, bounds: Bounds) -> Iterator[Membe
             yield Member(info.filename, content, min(1.0, end / source.n_bytes))
 
 
-def _tar_members(
-    source: Source,
-    spool: Spool,  # noqa: ARG001
-    bounds: Bounds,  # noqa: ARG001
-) -> Iterator[Member]:
+def _tar_members(source: Source) -> Iterator[Member]:
     """Members are parts of the archive, so nothing is stored."""
     import tarfile
 

@@ -186,13 +186,10 @@ def _detect(sample: bytes, min_confidence: float = 0.0) -> str:
     except LookupError:
         return ""
     codec = _EXTENDED.get(codec, codec)
-    if codec.startswith("iso8859") and _decode_sample(sample, codec) == _decode_sample(sample):
-        codec = "cp1252"  # the more common one
+    if codec.startswith("iso8859"):
+        common = sample.decode("cp1252", "replace")
+        codec = "cp1252" if sample.decode(codec, "replace") == common else codec
     return codec if codec != "utf-8" and _fits(sample, codec) else ""
-
-
-def _decode_sample(sample: bytes, codec: str = "cp1252") -> str:
-    return sample.decode(codec, "replace")
 
 
 def _detect_wide(head: bytes) -> str:
@@ -218,7 +215,7 @@ def _is_sure(sample: bytes, codec: str) -> bool:
     its parts, every nth line, look alike."""
     if codec.startswith(("utf-16", "utf-32")):
         return True
-    text = _decode_sample(sample, codec)
+    text = sample.decode(codec, "replace")
     in_runs = sum(map(len, _LATIN_RUN.findall(text)))  # as of Hebrew taken for Latin
     if len(sample) < _MIN_SAMPLE or in_runs > _MAX_IN_RUNS * len(_LATIN.findall(text)):
         return False
@@ -228,4 +225,4 @@ def _is_sure(sample: bytes, codec: str) -> bool:
     lines, n_parts = sample.split(b"\n"), 2 if len(sample) < 2 * _LONG else 5
     parts = [b"\n".join(lines[i::n_parts]) for i in range(n_parts)] if len(lines) > 1 else []
     others = {_detect(part) for part in parts if not part.isascii()} - {codec}
-    return all(other and _decode_sample(sample, other) == text for other in others)
+    return all(other and sample.decode(other, "replace") == text for other in others)

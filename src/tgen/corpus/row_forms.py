@@ -146,7 +146,10 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
             left_out.rows["tools"] += 1
         return _conversation(_parse_list(row[keys[known.messages]]), left_out, system)
     if form is None:
-        raise unknown_keys_error(row)
+        raise CorpusError(
+            f"the row {_has_keys(row)}, which are of no known form",
+            "name the columns to train on: --columns NAME or --columns PROMPT,ANSWER",
+        )
     prompt, answer = row[keys[form.prompt]], row[keys[form.answer]]
     if isinstance(prompt, list) or isinstance(answer, list):
         return _conversation(_turns(prompt, "user") + _turns(answer, "assistant"), left_out, system)
@@ -202,14 +205,6 @@ def begins_with_answer(row: Row) -> bool:
 def join_parts(parts: Sequence[str | None]) -> str:
     """Join the parts of a prompt that have text by blank lines."""
     return "\n\n".join(part for part in parts if part and part.strip()) or (parts[0] or "")
-
-
-def unknown_keys_error(row: Row) -> CorpusError:
-    """Return the error for a row of no known form."""
-    return CorpusError(
-        f"the row {_has_keys(row)}, which are of no known form",
-        "name the columns to train on: --columns NAME or --columns PROMPT,ANSWER",
-    )
 
 
 def shown_key(key: str) -> str:

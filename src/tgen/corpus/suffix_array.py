@@ -82,7 +82,8 @@ def sort_suffixes(text: bytearray, starts: NDArray[np.uint32]) -> Steps[NDArray[
             yield 1 - n_left / len(starts)
             i = j
         groups = (np.concatenate([f for f, _ in left]), np.concatenate([s for _, s in left]))
-    return sorter.positions()
+    ordered: NDArray[np.uint32] = starts[sorter.order]
+    return ordered
 
 
 Groups = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # first index and size of each
@@ -156,7 +157,3 @@ class _Sorter:
         ends = self._ends[np.searchsorted(self._ends, starts)]
         several = several[ends >= starts + depth[several]]
         return firsts[several].astype(np.uint32), sizes[several].astype(np.uint32)
-
-    def positions(self) -> NDArray[np.uint32]:
-        """Return the positions of the suffixes in order."""
-        return self._starts[self.order]

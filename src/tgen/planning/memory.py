@@ -18,6 +18,7 @@ from tgen.planning.costs import (
     block_matrices,
     block_shapes,
     n_elements,
+    n_parameters,
     outer_shapes,
 )
 from tgen.reports.number_format import format_bytes
@@ -189,7 +190,7 @@ def _adapter_memory(
 def _saved_bytes(model: ModelConfig, train: ResolvedTrainConfig) -> int:
     """Return the bytes of rank 0's copies of all weights and moments at a save."""
     matrices = model.n_layers * n_elements(block_matrices(model))
-    weights = n_elements(outer_shapes(model)) + model.n_layers * n_elements(block_shapes(model))
+    weights = n_parameters(model)
     moments = 2 * weights - matrices * (train.optimizer == "muon")
     transposed = matrices if model.family in _TRANSPOSED else 0  # copied again for the file
     return 4 * (weights + moments + transposed)

@@ -30,6 +30,7 @@ from tgen.runs.run_record import ChatRecord
 from tgen.runs.tokenizing import (
     TOKENIZER_BYTES,
     PhaseProgress,
+    Phases,
     PreparedText,
     replacement_notes,
     train_tokenizer,
@@ -63,7 +64,7 @@ def prepare_rows(
     longest: int,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedText]:
+) -> Phases[PreparedText]:
     """Split and tokenize conversations, and close the corpus.
 
     Without a `source` to fine-tune, the tokenizer is a new one, and the template is the plain one
@@ -138,7 +139,7 @@ def tokenize_rows(
     context_length: int,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedText]:
+) -> Phases[PreparedText]:
     """Split and tokenize conversations as `record` says, and close the corpus.
 
     The `context_length` of the result is the length of the longest row.

@@ -4,7 +4,7 @@ Without a text of the user's, the base model writes one, since its own text is w
 The plan has the number of its texts.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import GENERAL_BYTES
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
-from tgen.runs.tokenizing import PhaseProgress
+from tgen.runs.tokenizing import PhaseProgress, Phases
 from tgen.tokenizer import Tokenizer
 from tgen.training.evaluation import evaluate_alone
 from tgen.training.state import TrainState
@@ -30,7 +30,7 @@ _WINDOW = 512  # tokens per window of the general text
 
 def measure_before(
     out: Path, prepared: PreparedRun, state: TrainState, tokens_entry: Mapping[str, Any]
-) -> Generator[PhaseReport, None, PreparedRun]:
+) -> Phases[PreparedRun]:
     """Write the general text, measure its loss before the first step, and save both; on rank 0.
 
     Do nothing if that is done, if the run has taken a step, or if the plan has no general text. All
@@ -54,9 +54,7 @@ def measure_before(
     return replace(prepared, general=text, record=record)
 
 
-def write_general(
-    model: Transformer, tokenizer: Tokenizer, n_texts: int
-) -> Generator[PhaseReport, None, bytes]:
+def write_general(model: Transformer, tokenizer: Tokenizer, n_texts: int) -> Phases[bytes]:
     """Return `n_texts` texts of the model, always the same; empty if it needs a prompt."""
     steps = generate_texts(model, tokenizer, [b""] * n_texts, TEXT_TOKENS, seed=0)
     progress = PhaseProgress("writing the general text", n_texts * TEXT_TOKENS, saved=True)

@@ -4,7 +4,7 @@ import hashlib
 import platform
 import secrets
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -53,6 +53,7 @@ from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
 from tgen.runs.tokenizing import (
     PhaseProgress,
+    Phases,
     PreparedText,
     hold_out,
     join_documents,
@@ -209,9 +210,7 @@ class _Machine(NamedTuple):
     rank_memory: int | None  # bytes of the smallest rank
 
 
-def prepare(
-    request: RunRequest, *, folder: Path | None
-) -> Generator[PhaseReport, None, PreparedRun]:
+def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
     """Open the base model, time the machine, read and tokenize the corpus, make the plan, and
     record all of it.
 
@@ -294,9 +293,7 @@ def prepare(
     return broadcast_run(prepared, device, base.weights, base.pairs)
 
 
-def _measure_machine(
-    device: Device, config: TrainConfig, base: Base
-) -> Generator[PhaseReport, None, _Machine]:
+def _measure_machine(device: Device, config: TrainConfig, base: Base) -> Phases[_Machine]:
     """Time all ranks, after a check that they are alike."""
     rank_sync.check_same_software(device)
     memory = rank_sync.min_rank_memory(device)
@@ -313,9 +310,7 @@ def _measure_machine(
     return _Machine(device, speed, bfloat16_speed, memory)
 
 
-def _open_corpus(
-    request: RunRequest, config: TrainConfig
-) -> Generator[PhaseReport, None, corpus.Corpus]:
+def _open_corpus(request: RunRequest, config: TrainConfig) -> Phases[corpus.Corpus]:
     """Read the corpus as far as its documents; raise UsageError if --template or loss_on does
     not fit it."""
     text = yield from PhaseProgress("reading the corpus", 1).report(
@@ -344,7 +339,7 @@ def _make_plan(
     base: Base,
     text: PreparedText,
     started_at: float,
-) -> Generator[PhaseReport, None, tuple[Plan, PlanInputs]]:
+) -> Phases[tuple[Plan, PlanInputs]]:
     """Make the plan, and once more after a step of it is measured, unless it is an estimate."""
     on_cpu = machine.device.type == "cpu" and request.device_memory is None
     alone = not request.is_estimate and not distributed.launched()
@@ -541,23 +536,19 @@ def _fits_baselines(texts: tuple[Documents, Documents], config: TrainConfig) -> 
     return n_bytes <= limit
 
 
-def measure_baselines(prepared: PreparedRun) -> Generator[PhaseReport, None, PreparedRun]:
+def measure_baselines(prepared: PreparedRun) -> Phases[PreparedRun]:
     """Add the bits per byte of other compressors, if the plan has them."""
     if (texts := prepared.baseline_text) is None:
         return prepared
     seconds = sum(documents.n_bytes for documents in texts) / _BASELINE_BYTES_PER_SECOND
     yield PhaseReport(phase="baselines (xz, n-grams)", seconds_left=seconds)
-    record = replace(prepared.record, baselines=_baselines(*map(join_documents, texts)))
-    return replace(prepared, record=record, baseline_text=None)
-
-
-def _baselines(train: bytes, val: bytes) -> dict[str, float]:
-    if not train or not val:
-        return {}
-    return {
+    train, val = map(join_documents, texts)
+    baselines = {
         "xz -9": xz_bits_per_byte(train, val),
         "order-5 n-grams": ngram_bits_per_byte(train, val),
     }
+    record = replace(prepared.record, baselines=baselines)
+    return replace(prepared, record=record, baseline_text=None)
 
 
 def new_run_id() -> str:

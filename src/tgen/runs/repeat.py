@@ -4,7 +4,7 @@ A run with --minutes ends by the clock, so the repetition takes the steps that i
 the learning rate as it did. On the same machine, its weights are the same bits.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,11 @@ from tgen.runs.resuming import (
 )
 from tgen.runs.run_record import RunRecord
 from tgen.runs.text_sources import training_documents
+from tgen.runs.tokenizing import Phases
 from tgen.training.state import Progress
 
 
-def prepare_again(
-    request: RunRequest, *, folder: Path | None
-) -> Generator[PhaseReport, None, PreparedRun]:
+def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
     """Prepare the run of `request.from_run` once more, as `prepare` does a new one.
 
     Raise TrainingError if it has not ended, if its settings were changed on the way, or if the
@@ -145,9 +144,7 @@ def _record(request: RunRequest, old: RunRecord, device: Device, steps: int) -> 
 
 def _load_base(
     record: RunRecord,
-) -> Generator[
-    PhaseReport, None, tuple[Mapping[str, NDArray[Any]] | None, Mapping[str, Pair] | None]
-]:
+) -> Phases[tuple[Mapping[str, NDArray[Any]] | None, Mapping[str, Pair] | None]]:
     """Return the weights that the run started from, and the adapter that it continued."""
     if record.start_from is None:
         return None, None

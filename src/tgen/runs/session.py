@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from tgen.runs.text_sources import (
     index_training_text,
     training_documents,
 )
+from tgen.runs.tokenizing import Phases
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best
@@ -223,7 +224,7 @@ def _check_data(
     tokens_entry: Mapping[str, Any],
     tokenizer: Tokenizer,
     progress: Progress,
-) -> Generator[PhaseReport, None, tuple[RunRecord, Mapping[str, Any]]]:
+) -> Phases[tuple[RunRecord, Mapping[str, Any]]]:
     """Return the record and the tokens entry of the corpus to train on, which may be `text`, read
     by `reading`.
 
@@ -253,9 +254,7 @@ def _check_data(
 
 def _load_base(
     record: RunRecord, device: Device, memory: int | None, request: ResumeRequest
-) -> Generator[
-    PhaseReport, None, tuple[RunRecord, Mapping[str, NDArray[Any]] | None, Parallel | None]
-]:
+) -> Phases[tuple[RunRecord, Mapping[str, NDArray[Any]] | None, Parallel | None]]:
     """Return the base model of a LoRA run, the record with its path, and how ranks share the model,
     which must fit into their memory."""
     weights = frozen = None

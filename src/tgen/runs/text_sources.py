@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 from tgen import corpus
@@ -10,12 +10,11 @@ from tgen.corpus import Corpus, Documents
 from tgen.corpus.steps import Steps, as_part, finish
 from tgen.corpus.text_index import NewIndex, TextIndex, build_index, open_index
 from tgen.errors import ModelError, TgenError, UsageError
-from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state
 from tgen.runs.chat_rows import training_rows
 from tgen.runs.output_folder import own_files
 from tgen.runs.run_record import RunRecord
-from tgen.runs.tokenizing import PhaseProgress, training_texts
+from tgen.runs.tokenizing import PhaseProgress, Phases, training_texts
 
 _HINT = "run tgen where the training ran, with the same files, or train again with --index"
 _READ = 0.3  # of the time to index a corpus
@@ -27,9 +26,7 @@ def check_index_is_supported() -> None:
         raise UsageError("--index is not supported on this system", "remove --index")
 
 
-def index_training_text(
-    record: RunRecord, documents: Documents
-) -> Generator[PhaseReport, None, NewIndex]:
+def index_training_text(record: RunRecord, documents: Documents) -> Phases[NewIndex]:
     """Index what a run trains on; raise CorpusError if it is too large or has changed, ModelError
     if memory is too small."""
     steps = build_index(documents, record.corpus_sha256, _relative_names(record.corpus))

@@ -39,6 +39,7 @@ _REPORT_SECONDS = 1.0
 _INHERITED = Choice("tokenizer", "inherited", "from the model to fine-tune")
 
 T = TypeVar("T")
+Phases = Generator[PhaseReport, None, T]
 
 
 class PreparedText(NamedTuple):
@@ -79,7 +80,7 @@ class PhaseProgress:
         self._started_at = self._reported_at = time.monotonic()
         self._n_done = 0.0
 
-    def report(self, steps: Generator[float, None, T]) -> Generator[PhaseReport, None, T]:
+    def report(self, steps: Generator[float, None, T]) -> Phases[T]:
         """Run `steps`, which yields the number of processed units, and return its result; units of
         earlier calls count too."""
         yield self._start
@@ -201,7 +202,7 @@ def prepare_texts(
     *,
     max_bytes: int,
     folder: Path | None,
-) -> Generator[PhaseReport, None, PreparedText]:
+) -> Phases[PreparedText]:
     """Split texts, choose a tokenizer unless `source` has one, tokenize, and close the corpus.
 
     Raise CorpusError if nothing is to be learned.
@@ -266,7 +267,7 @@ def tokenize_split(
     folder: Path | None,
     threads: int | None,
     begin_ids: Sequence[int] = (),
-) -> Generator[PhaseReport, None, PreparedText]:
+) -> Phases[PreparedText]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
     Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
