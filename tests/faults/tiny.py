@@ -95,7 +95,8 @@ def import_everything(*, cheap: bool = True) -> None:
         )
         trainer.measure_memorization = lambda *_: nothing  # type: ignore[attr-defined]
         forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
-        prepare.xz_bits_per_byte = prepare.ngram_bits_per_byte = lambda *_: 1.0
+        for name in ("xz_bits_per_byte", "ngram_bits_per_byte"):
+            setattr(prepare, name, lambda *_: 1.0)
         prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
         checkpoint_saver._MAX_RETRY_SECONDS = 0.0  # retry at every step
         trainer._FINAL_RETRY_SECONDS = (0.0, 0.0, 0.0)

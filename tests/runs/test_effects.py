@@ -41,7 +41,7 @@ def settable() -> dict[str, list[str]]:
 def _weights_alone(monkeypatch):
     """Train without samples and the last reports, which change nothing and take longer."""
     monkeypatch.setattr(trainer, "sample", lambda *_: iter(()))
-    monkeypatch.setattr(trainer, "_final_reports", lambda *_: iter(()))
+    monkeypatch.setattr(trainer.Trainer, "_final_reports", lambda *_: iter(()))
 
 
 @pytest.fixture(scope="module")
