@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from tgen.config.reading import Reading
 from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
+from tgen.corpus.encodings import Changes, Encoding, decode, find_encoding, unknown_encoding
 from tgen.corpus.json_rows import may_hold_rows
 from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_stdin
 from tgen.corpus.steps import Steps, as_part, finish
+from tgen.documents.convert import close_converter, convert_document
 from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
 from tgen.reports.number_format import count, format_bytes
@@ -30,7 +32,6 @@ from tgen.storage import files
 
 if TYPE_CHECKING:
     from tgen.corpus.archives import Bounds
-    from tgen.corpus.encodings import Encoding
 
 HEAD = 1 << 16  # bytes that tell what a file is
 _BINARY_HEAD = 1 << 13  # bytes of a text without NUL
@@ -141,7 +142,7 @@ def open_sources(
                 text.done = end / total
                 yield text
     finally:
-        opener.close()
+        close_converter()
     if reading is not None and not opener.has_rows:
         reading.check_used()
 
@@ -234,15 +235,8 @@ class _Opener:
     ) -> None:
         self._report, self._reading, self._known = report, reading or Reading(), known_encodings
         self._by_name, self._chat, self._keep_rows = reading is None, chat, keep_rows
-        self._spool, self._used_converter = Spool(), False
+        self._spool = Spool()
         self.has_rows = False  # any
-
-    def close(self) -> None:
-        """End the process that reads documents."""
-        if self._used_converter:
-            from tgen.documents.convert import close_converter
-
-            close_converter()
 
     def open(self, source: Source, origin: Origin) -> Steps[list[Source]]:
         """Return the texts and rows of a file; skip one that is not named and cannot be read."""
@@ -335,10 +329,8 @@ class _Opener:
             return not declares_encoding(head)
         return kind == "html" or kind in ANY_ENCODING
 
-    def _read_document(self, source: Source, kind: str, found: "Encoding | None") -> Steps[Source]:
+    def _read_document(self, source: Source, kind: str, found: Encoding | None) -> Steps[Source]:
         """Return the texts of a document, which may have an encoding."""
-        from tgen.documents.convert import convert_document
-
         encoding = None if found is None or found.is_plain else _with_mark(found)
         if found is not None and found.share and kind == "html":
             from tgen.documents.html import undeclared_encoding
@@ -351,7 +343,6 @@ class _Opener:
                 f"add --encoding NAME{guess}"
             )
             found = None
-        self._used_converter = True
         content = source.path or source.copy()
         converted = yield from convert_document(content, kind, name=source.name, encoding=encoding)
         text = self._store(source.name, converted.spool)
@@ -379,11 +370,9 @@ class _Opener:
         return finish(self._spool.store(name, Source(name, spool).blocks()))
 
     def _read_text(
-        self, source: Source, name: str, head: bytes, encoding: "Encoding | None" = None
+        self, source: Source, name: str, head: bytes, encoding: Encoding | None = None
     ) -> Steps[Source]:
         """Return a text in UTF-8, or the rows in it; find its encoding if it is None."""
-        from tgen.corpus.encodings import Changes, decode, unknown_encoding
-
         if encoding is None:
             find = as_part(self._find_encoding(source), 0.0, _ENCODING_FOUND)
             encoding = yield from find
@@ -437,13 +426,11 @@ class _Opener:
             raise CorpusError(problem, "pass another --encoding")
         self._report.other.append(f"{problem} and became U+FFFD")
 
-    def _find_encoding(self, source: Source) -> "Steps[Encoding]":
-        from tgen.corpus.encodings import find_encoding
-
+    def _find_encoding(self, source: Source) -> Steps[Encoding]:
         known = self._known.get(source.name, "")
         return find_encoding(source, given=self._reading.encoding, known=known)
 
-    def _count_encoding(self, source: Source, encoding: "Encoding") -> None:
+    def _count_encoding(self, source: Source, encoding: Encoding) -> None:
         """Add what is known of a text's encoding to the report."""
         if encoding.how:
             self._report.encodings[f"{encoding.codec}, {encoding.how}"] += 1
@@ -474,8 +461,6 @@ def _open_by_name(source: Source, origin: Origin) -> Source:
 
 def is_plain_text(head: bytes) -> bool:
     """Return whether the first `HEAD` bytes of stdin begin a text that stays as it is."""
-    from tgen.corpus.encodings import find_encoding
-
     whole = head.decode("utf-8", "ignore").encode()  # the last character may be cut
     encoding = finish(find_encoding(Source("-", whole if head.startswith(whole) else head)))
     is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
@@ -483,7 +468,7 @@ def is_plain_text(head: bytes) -> bool:
     return is_text and not is_other and document_kind("", head) is None
 
 
-def _with_mark(encoding: "Encoding") -> str:
+def _with_mark(encoding: Encoding) -> str:
     """Return the codec that skips a byte order mark, if there is one."""
     if not encoding.start:
         return encoding.codec

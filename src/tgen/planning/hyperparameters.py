@@ -179,14 +179,12 @@ def _choose_eval_tokens(run: PlannedRun, budget: Budget) -> int:
     """Return the most tokens of an evaluation."""
     if run.train.eval_tokens is not None:
         return run.train.eval_tokens
-    if run.fine_tuning:
-        return min(_EVAL_TOKENS, budget.side_work.evaluated_tokens or _EVAL_TOKENS)
-    if run.train.steps is not None:
-        return _EVAL_TOKENS
+    limit = min(_EVAL_TOKENS, budget.side_work.evaluated_tokens or _EVAL_TOKENS)
+    if run.fine_tuning or run.train.steps is not None:
+        return limit
     # One evaluation must fit into its share.
     in_time = budget.steps * budget.step_tokens * _EVALUATION_SHARE * _EVALUATED_TOKENS
-    limit = budget.side_work.evaluated_tokens or _EVAL_TOKENS
-    return max(1, min(_EVAL_TOKENS, limit, round(in_time)))
+    return max(1, min(limit, round(in_time)))
 
 
 def _choose_eval_every(run: PlannedRun, budget: Budget, eval_tokens: int) -> tuple[int, str]:

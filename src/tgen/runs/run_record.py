@@ -40,10 +40,8 @@ def _has_type(value: Any, hint: Any) -> bool:
         return any(_has_type(value, argument) for argument in arguments)
     if origin is Literal:
         return any(value == argument and type(value) is type(argument) for argument in arguments)
-    if origin is list:
-        return type(value) is list and all(_has_type(item, arguments[0]) for item in value)
-    if origin is tuple:  # of any length
-        return type(value) is tuple and all(_has_type(item, arguments[0]) for item in value)
+    if origin in (list, tuple):  # of any length
+        return type(value) is origin and all(_has_type(item, arguments[0]) for item in value)
     if origin is dict:
         return type(value) is dict and all(_has_type(v, arguments[1]) for v in value.values())
     if hint is int:
