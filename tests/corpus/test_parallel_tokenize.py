@@ -17,7 +17,8 @@ from support.tokenizer_files import files
 from support.vocabularies import smollm2_like, without_bytes
 from tgen import corpus
 from tgen.config.training import TrainConfig
-from tgen.corpus import Document, parallel_tokenize
+from tgen.corpus import parallel_tokenize
+from tgen.corpus.documents import Document
 from tgen.errors import CorpusError, TgenError, UsageError
 from tgen.runs import tokenizing
 from tgen.tokenizer import Tokenizer, train_bpe, train_char

@@ -6,7 +6,7 @@ A file has rows if its content begins as rows in JSON do, or if it is a table.
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -90,7 +90,9 @@ class _Conversion:
         self._is_chat: bool | None = chat or None
         self._skips = reading.skip_bad_rows
         self._is_lines, self._is_table = kind == "json lines", kind in tables.KINDS
-        self._spool = None if self._is_lines else files.open_temporary(None)
+        self._spool: files.RandomAccessFile | None = None
+        if not self._is_lines:
+            self._store(())
         self._pending = bytearray()
         self._forms: Counter[str] = Counter()
         self._bad: list[tuple[int, str, str]] = []  # number, message and hint of the first ones
@@ -100,7 +102,7 @@ class _Conversion:
         """Convert all rows."""
         n_bytes, shown = max(1, self._source.n_bytes), 0.0
         try:
-            with storing(f"the rows of {self._source.name}"), closing(self._read()) as rows:
+            with closing(self._read()) as rows:
                 sample = []
                 for row in islice(rows, _SAMPLE):
                     sample.append(row)
@@ -217,17 +219,21 @@ class _Conversion:
         """Write a row; the first time, after the lines before it, which are canonical."""
         if self._spool is None:
             assert line is not None
-            self._spool = files.open_temporary(None)
-            for block in self._source.blocks(0, line[0]):
-                self._spool.append(block)
+            self._store(self._source.blocks(0, line[0]))
         self._pending += content
         if len(self._pending) >= _BLOCK:
             self._flush()
 
     def _flush(self) -> None:
         if self._spool is not None:
-            self._spool.append(self._pending)
+            self._store([self._pending])
             self._pending = bytearray()
+
+    def _store(self, blocks: Iterable[bytes | bytearray]) -> None:
+        with storing(f"the rows of {self._source.name}"):
+            self._spool = self._spool or files.open_temporary(None)
+            for block in blocks:
+                self._spool.append(block)
 
     def _bad_rows_error(self, n_good: int) -> CorpusError:
         name = self._source.name
