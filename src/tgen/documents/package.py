@@ -53,9 +53,7 @@ class Package:
                 raise
             problem = "is encrypted" if "encrypted" in str(error) else f"is damaged: {error}"
             raise CorpusError(problem, LOCKED_HINT) from None
-        except MemoryError:
-            raise
-        except CorpusError:
+        except (MemoryError, CorpusError):
             raise
         except Exception as error:  # each way of compression has its own
             raise CorpusError(f"is damaged: {name!r}: {error}", DAMAGED_HINT) from None

@@ -49,11 +49,10 @@ def main() -> None:
         set_limit("RLIMIT_AS", request["memory"])
         # In case the parent is killed and cannot kill this process.
         set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
-        answer: dict[str, Any] = {"kill": False}
         try:
-            answer = {"left_out": _read(request, out)}
+            answer: dict[str, Any] = {"left_out": _read(request, out)}
         except Exception as error:
-            answer |= _describe(error, request)
+            answer = _describe(error, request)
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
 
