@@ -130,7 +130,7 @@ class _ChunkedLoss(torch.autograd.Function):
 # would not choose, and number of target tokens.
 WindowLoss = tuple[float, float, float, float, int]
 
-Batches = TokenDataset | PackedRows  # functions of the step
+Batches = TokenDataset | PackedRows  # functions of the step, without state
 
 _MAX_PARTS = 64  # of an evaluation
 _MAX_SCALE_STEP = 1.25  # of the logits, from one evaluation to the next
