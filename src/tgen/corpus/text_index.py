@@ -7,6 +7,7 @@ first byte, whether all of it is one line of rows); and the names of the files a
 begins at a multiple of 8 bytes. The order of bytes is the machine's.
 """
 
+import codecs
 import json
 import sys
 from bisect import bisect_left, bisect_right
@@ -153,11 +154,7 @@ def _after_partial(text: bytes) -> bytes:
 
 def _before_partial(text: bytes) -> bytes:
     """Return a cut text without the beginning of a character at its end."""
-    for n in range(1, min(3, len(text)) + 1):
-        if text[-n] >= 0xC0:
-            needed = 2 + (text[-n] >= 0xE0) + (text[-n] >= 0xF0)
-            return text[:-n] if needed > n else text
-    return text
+    return text[: codecs.utf_8_decode(text, "surrogateescape", False)[1]]
 
 
 def open_index(path: Path) -> TextIndex | None:
