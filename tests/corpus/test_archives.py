@@ -1,6 +1,7 @@
 """Compressed files and archives: their texts, and bounds on what they expand to."""
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -14,6 +15,7 @@ import pytest
 from tgen import corpus
 from tgen.corpus import archives
 from tgen.errors import CorpusError
+from tgen.storage.files import RandomAccessFile
 
 TEXT = b"the king said\n" * 50
 
@@ -147,3 +149,13 @@ def test_archive_without_text_names_the_reason(tmp_path):
     (tmp_path / "a.zip").write_bytes(make_zip({"a.png": b"\x89PNG\0\0"}))
     with pytest.raises(CorpusError, match=r"has no text: skipped .*a\.zip/a\.png: a PNG picture"):
         corpus.read([str(tmp_path / "a.zip")])
+
+
+def test_full_disk_is_named_for_a_document_in_an_archive(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.tar").write_bytes(make_tar({"page.html": b"<p>text"}))
+    monkeypatch.setattr(RandomAccessFile, "append", fail)
+    with pytest.raises(CorpusError, match=r"cannot store .*page.html in a temporary file: No sp"):
+        read(tmp_path / "a.tar")

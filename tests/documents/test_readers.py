@@ -342,6 +342,7 @@ def test_text_in_another_encoding_needs_its_name(read):
         read("a.srt", content)
     assert "--encoding" in error.value.hint
     assert read("a.srt", content, encoding="cp1252")[0] == "é\ntwo\nx"
+    assert read("a.html", "<p>Größe".encode("utf-32"))[0] == "Größe"
     assert read("a.srt", documents.SRT.encode("utf-16"))[0] == "One\ntwo\nx"
 
 
