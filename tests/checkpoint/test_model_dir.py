@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 from safetensors.torch import save_file
 
 from support.adapters import save_adapter
 from support.models import ALL_FAMILIES, TEXT, make_model
 from tgen.api import load as load_model
 from tgen.api import train
-from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint import model_dir
 from tgen.cli.app import run
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
@@ -93,12 +93,12 @@ def rewrite(folder: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Non
     path = folder / "model.safetensors"
     arrays = load_file(path)
     name = next(name for name in arrays if name.endswith(("embed_tokens.weight", "wte.weight")))
-    path.write_bytes(safetensors_file.serialize(arrays | {name: change(arrays[name])}))
+    path.write_bytes(save(arrays | {name: change(arrays[name])}))
 
 
 def add_tensors(folder: Path, tensors: dict[str, NDArray[Any]]) -> None:
     path = folder / "model.safetensors"
-    path.write_bytes(safetensors_file.serialize(load_file(path) | tensors))
+    path.write_bytes(save(load_file(path) | tensors))
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -197,7 +197,7 @@ def test_missing_tensor_is_named(model_directory):
     path = model_directory / "model.safetensors"
     arrays = load_file(path)
     for name in arrays:
-        path.write_bytes(safetensors_file.serialize({n: a for n, a in arrays.items() if n != name}))
+        path.write_bytes(save({n: a for n, a in arrays.items() if n != name}))
         if "positions_embed" in name:  # tgen computes them
             model_dir.load(model_directory)
             continue
@@ -231,7 +231,7 @@ def test_saved_masks_and_frequencies_are_ignored(model_directory, family):
     before = model_dir.load(model_directory).arrays
     arrays = load_file(path) | {prefix + name: array for name, array in extra.items()}
     arrays = {missing_prefix + name: array for name, array in arrays.items()}
-    path.write_bytes(safetensors_file.serialize(arrays))
+    path.write_bytes(save(arrays))
     after = model_dir.load(model_directory)
     assert not after.warnings
     assert before.keys() == after.arrays.keys()
@@ -262,7 +262,7 @@ def rename_tensors(folder: Path, change: Callable[[str], str | None]) -> None:
     path = folder / "model.safetensors"
     renamed = {change(name): array for name, array in load_file(path).items()}
     renamed.pop(None, None)
-    path.write_bytes(safetensors_file.serialize(renamed))
+    path.write_bytes(save(renamed))
 
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -524,7 +524,7 @@ def test_model_half_inside_distributed_data_parallel_is_named(tokenizer, tmp_pat
     path = tmp_path / "m" / "model.safetensors"
     arrays = load_file(path)
     arrays |= {f"module.{name}": arrays.pop(name) for name in [n for n in arrays if "norm" in n]}
-    path.write_bytes(safetensors_file.serialize(arrays))
+    path.write_bytes(save(arrays))
     with pytest.raises(ModelError, match="DistributedDataParallel") as error:
         model_dir.load(tmp_path / "m")
     assert error.value.hint == "save the module in it"

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from support.models import DIFFERENT_POSITIONS, TEXT, cpu_engine, make_model
-from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.corpus import ngram_tables
 from tgen.engine.torch_engine import TorchEngine
@@ -180,6 +181,6 @@ def test_training_with_ngrams_stores_them_beside_the_weights(run_here, tmp_path)
     ],
 )
 def test_invalid_table_is_an_error(tmp_path, tables):
-    (tmp_path / "ngrams.safetensors").write_bytes(safetensors_file.serialize(tables))
+    (tmp_path / "ngrams.safetensors").write_bytes(save(tables))
     with pytest.raises(ModelError, match=r"ngrams\.safetensors"):
         model_dir.load_ngrams(tmp_path, 300)

@@ -55,7 +55,7 @@ def measure(options: argparse.Namespace) -> None:
     random = np.random.default_rng(0)
     shape = (options.megabytes * 1_000_000 // N_TENSORS // 4,)
     arrays = {f"model/{i}": random.random(shape, np.float32) for i in range(N_TENSORS)}
-    content = safetensors_file.serialize(arrays)
+    content = b"".join(safetensors_file.serialize_in_parts(arrays))
     seconds: dict[str, list[float]] = {"state": [], "plain": []}
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:

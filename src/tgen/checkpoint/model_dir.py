@@ -191,7 +191,7 @@ def save(
         **build_metadata_files(config, tokenizer, inherited=inherited)
     }
     if ngrams:
-        contents[NGRAMS] = safetensors_file.serialize(ngrams)
+        contents[NGRAMS] = safetensors_file.serialize_in_parts(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
     weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)

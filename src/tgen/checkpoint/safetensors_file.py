@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.errors import ModelError
@@ -56,18 +55,13 @@ class TensorEntry(NamedTuple):
     strides: tuple[int, ...] | None = None  # in values, if they are not in the order of the axes
 
 
-def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return a safetensors file; arrays must be contiguous."""
-    return save(dict(arrays), metadata={"format": "pt"})
-
-
 def serialize_in_parts(
     arrays: Mapping[str, NDArray[Any]],
     *,
     uint16: str = "U16",
     metadata: Mapping[str, str] | None = None,
 ) -> list[bytes | memoryview]:
-    """Serialize as `serialize`, byte for byte, but without copying: for large, frequent saves.
+    """Return a safetensors file in blocks: the library's bytes, without a copy of the arrays.
 
     `uint16` is the dtype of uint16 arrays; "BF16" for bits of bfloat16, which NumPy lacks.
     """
@@ -177,17 +171,21 @@ def read_arrays(
 
 
 def _read_array(path: Path, entry: TensorEntry) -> NDArray[Any]:
-    dtype = np.dtype(_DTYPES[entry.dtype])
-    n_values = (entry.end - entry.start) // dtype.itemsize
-    array: NDArray[Any] = np.empty(entry.shape if entry.strides is None else n_values, dtype)
+    values = read_bytes(path, entry.start, entry.end - entry.start).view(_DTYPES[entry.dtype])
+    if entry.strides is None:
+        return values.reshape(entry.shape)
+    steps = [values.itemsize * stride for stride in entry.strides]
+    return np.lib.stride_tricks.as_strided(values, entry.shape, steps).copy()
+
+
+def read_bytes(path: Path, start: int, n: int) -> NDArray[np.uint8]:
+    """Return a part of a file; raises ModelError if the file has become too short."""
+    data = np.empty(n, np.uint8)
     with files.open_regular(path) as file:
-        file.seek(entry.start)
-        if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
+        file.seek(start)
+        if file.readinto(data) != n:  # type: ignore[attr-defined]
             raise ModelError(f"{path} shrank while it was read", "close programs that write it")
-    if entry.strides is not None:
-        steps = [dtype.itemsize * stride for stride in entry.strides]
-        array = np.lib.stride_tricks.as_strided(array, entry.shape, steps).copy()
-    return array
+    return data
 
 
 def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:

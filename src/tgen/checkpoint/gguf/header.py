@@ -8,17 +8,17 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.quantized_matrix import BLOCKS, QuantizedMatrix, Rows
 from tgen.checkpoint.git_lfs import reject_lfs_pointer
+from tgen.checkpoint.safetensors_file import read_bytes
 from tgen.checkpoint.stored_models import gguf_parts
 from tgen.errors import ModelError
 from tgen.storage import files
@@ -139,32 +139,16 @@ def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Array | Quanti
     """Read arrays: float32, float16, bfloat16 as uint16 bits. Quantized matrices stay quantized;
     other quantized tensors, which llama.cpp does not write, are dequantized."""
     arrays: dict[str, Array | QuantizedMatrix] = {}
-    for path in dict.fromkeys(entry.path for entry in entries.values()):
-        for name, data in _read_blocks(path, entries):
-            entry = entries[name]
-            if entry.ggml_type in _PLAIN:
-                arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
-            else:
-                rows = data.reshape(math.prod(entry.shape[:-1]), -1)
-                matrix = QuantizedMatrix([Rows(rows, entry.ggml_type)], entry.shape[-1])
-                whole = len(entry.shape) != 2 or name == POSITIONS
-                arrays[name] = matrix[:].reshape(entry.shape) if whole else matrix
+    for name, entry in entries.items():
+        data = read_bytes(entry.path, entry.start, entry.n_bytes)
+        if entry.ggml_type in _PLAIN:
+            arrays[name] = data.view(_PLAIN[entry.ggml_type]).reshape(entry.shape)
+        else:
+            rows = data.reshape(math.prod(entry.shape[:-1]), -1)
+            matrix = QuantizedMatrix([Rows(rows, entry.ggml_type)], entry.shape[-1])
+            whole = len(entry.shape) != 2 or name == POSITIONS
+            arrays[name] = matrix[:].reshape(entry.shape) if whole else matrix
     return arrays
-
-
-def _read_blocks(
-    path: Path, entries: Mapping[str, TensorEntry]
-) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Yield the bytes of the tensors that are in this file."""
-    with files.open_regular(path) as file:
-        for name, entry in entries.items():
-            if entry.path != path:
-                continue
-            data = np.empty(entry.n_bytes, np.uint8)
-            file.seek(entry.start)
-            if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
-                raise ModelError(f"{path} shrank while it was read", "close programs that write it")
-            yield name, data
 
 
 def type_name(ggml_type: int) -> str:

@@ -115,12 +115,10 @@ class QuantizedMatrix:
         """Return consecutive rows, dequantized: (rows, n)."""
         start, stop, _ = rows.indices(len(self))
         out = np.empty((max(0, stop - start), self.shape[1]), np.float32)
-        first = 0  # of the part, in the matrix
-        for data, ggml_type in self._parts:
-            chosen = data[max(0, start - first) : max(0, stop - first)]
-            at = max(0, first - start)
-            out[at : at + len(chosen)] = self._dequantize(chosen, ggml_type)
-            first += len(data)
+        end = 0
+        for data, ggml_type in self._choose(start, stop):
+            first, end = end, end + len(data)
+            out[first:end] = self._dequantize(data, ggml_type)
         return out
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -135,7 +133,8 @@ class QuantizedMatrix:
         """Whether no value is infinite or NaN."""
         for data, ggml_type in self._parts:
             if ggml_type not in BLOCKS:
-                if not all(np.isfinite(part).all() for part in self._blocks_of_rows()):
+                starts = range(0, len(self), _ROWS_AT_ONCE)
+                if not all(np.isfinite(self[i : i + _ROWS_AT_ONCE]).all() for i in starts):
                     return False
                 continue
             block = BLOCKS[ggml_type]
@@ -145,12 +144,9 @@ class QuantizedMatrix:
                 return False
         return True
 
-    def _blocks_of_rows(self) -> Iterator[Floats]:
-        return (self[i : i + _ROWS_AT_ONCE] for i in range(0, len(self), _ROWS_AT_ONCE))
-
     def _dequantize(self, data: Array, ggml_type: int | None) -> Floats:
-        if ggml_type is None or not len(data):
-            return to_float32(data) if ggml_type is None else np.empty((0, self.shape[1]), "<f4")
+        if ggml_type is None:
+            return to_float32(data)
         with np.errstate(all="ignore"):  # `is_finite` reports values that are not finite
             if ggml_type in BLOCKS:
                 return dequantize(data, ggml_type)
