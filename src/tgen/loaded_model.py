@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import prompt_cache
+from tgen.checkpoint import model_dir, prompt_cache
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.model_dir import (
-    ModelBundle,
-    digest,
-    load_ngrams,
-    load_without_weights,
-    stored_dtype,
-)
+from tgen.checkpoint.model_dir import ModelBundle, digest, load_ngrams, stored_dtype
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest
@@ -57,7 +51,8 @@ def open_model(
     """
     cached = None if adapter or is_adapter(path) else find_cached(path, options)
     if cached:
-        bundle = load_without_weights(path, tied_embeddings=cached.tied_embeddings)
+        tied = cached.tied_embeddings
+        bundle = model_dir.load(path, with_weights=False, tied_embeddings=tied)
         if bundle.stamp == cached.stamp:  # the model has not changed meanwhile
             packed = cached.map(bundle.config)
             return LoadedModel(bundle, open_engine(bundle, options, packed=packed), options)

@@ -235,10 +235,10 @@ def test_run_without_a_record_reads_bytes_by_name(tmp_path):
 
 def test_reading_survives_json():
     for reading in (Reading(), Reading(columns=("a", "b"), encoding="cp1252", skip_bad_rows=True)):
-        assert Reading.from_dict(json.loads(json.dumps(vars(reading)))) == reading
+        assert Reading(**json.loads(json.dumps(vars(reading)))) == reading
     for values in ({"read_as": "tea"}, {"encoding": "no-such"}):
         with pytest.raises(UsageError):
-            Reading.from_dict(values)
+            Reading(**values)
 
 
 def test_detected_encodings_are_kept_for_a_resumed_run(tmp_path):

@@ -315,7 +315,7 @@ def test_weights_that_do_not_fit_into_ram_are_an_error(save, monkeypatch):
     monkeypatch.setattr("tgen.machine.memory.free_ram", lambda: 1000)
     with pytest.raises(ModelError, match="storing the weights as float32 needs"):
         weights_cache.find(path, None).map(
-            model_dir.load_without_weights(path, tied_embeddings=True).config
+            model_dir.load(path, with_weights=False, tied_embeddings=True).config
         )
 
 

@@ -225,27 +225,14 @@ def publish_model(
             files.publish(path / name, contents[name])
 
 
-def load(path: Path) -> ModelBundle:
-    """Load a model directory or a GGUF file; raises ModelError or TokenizerError."""
-    return _load_unchanged(path)
+def load(path: Path, *, with_weights: bool = True, tied_embeddings: bool = False) -> ModelBundle:
+    """Load a model directory or a GGUF file; raises ModelError or TokenizerError.
 
-
-def load_without_weights(path: Path, *, tied_embeddings: bool) -> ModelBundle:
-    """Load all but the arrays of a model whose weights were checked before; errors as `load`.
-
-    `tied_embeddings` says whether the weights have no LM head of their own.
+    The arrays of a model whose weights were checked before may be left out; `tied_embeddings` says
+    whether they have no LM head of their own.
     """
-    return _load_unchanged(path, with_weights=False, tied_embeddings=tied_embeddings)
-
-
-def _load_unchanged(
-    path: Path, *, with_weights: bool = True, tied_embeddings: bool = False
-) -> ModelBundle:
-    """Load a model; `tied_embeddings` counts without weights, in a directory.
-
-    `save` removes config.json first and writes it last: if it changed during the read, the
-    directory is read again, so the result never mixes two models.
-    """
+    # `save` removes config.json first and writes it last: if it changed during the read, the
+    # directory is read again, so the result never mixes two models.
     for _ in range(_MAX_READS):
         before = _config_stamp(path)
         try:

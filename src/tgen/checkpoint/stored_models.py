@@ -39,24 +39,17 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
         return name
     base, _, kind = name.removesuffix(":latest").partition(":")  # Ollama's default type
     parts = {full: full.partition(":") for full in named}
-    found = [
-        full
-        for full, (owned, _, own_kind) in parts.items()
-        if f"/{owned}".endswith(f"/{base}") and own_kind.lower() == kind.lower()
-    ]
+    kinds = {f: own for f, (owned, _, own) in parts.items() if f"/{owned}".endswith(f"/{base}")}
+    found = [full for full, own in kinds.items() if own.lower() == kind.lower()]
     several = "from several owners"
     if not found and not kind:
-        found = [full for full, (owned, _, _) in parts.items() if f"/{owned}".endswith(f"/{base}")]
+        found = list(kinds)
         if len({parts[full][0] for full in found}) == 1:
             several = "with several types"
-    if not found and kind:
+    elif not found:
         several = "with several files of this type"
         end = re.compile(rf"[-._]{re.escape(kind)}$", re.IGNORECASE)
-        files_of_type = [
-            full
-            for full, (owned, _, own_kind) in parts.items()
-            if f"/{owned}".endswith(f"/{base}") and end.search(own_kind)
-        ]
+        files_of_type = [full for full, own in kinds.items() if end.search(own)]
         found = files_of_type if len(files_of_type) > 1 else []
     if len(found) > 1:
         raise ModelError(

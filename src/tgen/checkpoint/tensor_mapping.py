@@ -81,12 +81,12 @@ def shapes_by_name(mappings: Iterable[TensorMapping]) -> dict[str, Shape]:
 
 def interleave_qkv(rows: Array, heads: int) -> Array:
     """Reorder rows of (3, heads, ...) to (heads, 3, ...), which 0 heads leave as they are."""
-    return _swap(rows, (3, heads), 0) if heads else rows
+    return _swap(rows, 3, heads) if heads else rows
 
 
 def separate_qkv(rows: Array, heads: int) -> Array:
     """Undo `interleave_qkv`."""
-    return _swap(rows, (heads, 3), 0) if heads else rows
+    return _swap(rows, heads, 3) if heads else rows
 
 
 def interleave_halves(rows: Array, heads: int, n_rotated: int) -> Array:
@@ -110,7 +110,6 @@ def _reorder(
     return by_head[:, indices].reshape(rows.shape)
 
 
-def _swap(rows: Array, sizes: tuple[int, int], axis: int) -> Array:
-    """Split the rows into axes of these sizes and the rest, and swap two of them from `axis` on."""
-    split = rows.reshape(*sizes, -1, *rows.shape[1:])
-    return split.swapaxes(axis, axis + 1).reshape(rows.shape)
+def _swap(rows: Array, m: int, n: int) -> Array:
+    """Reorder rows of (m, n, ...) to (n, m, ...)."""
+    return rows.reshape(m, n, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)

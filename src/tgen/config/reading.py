@@ -1,10 +1,9 @@
 """Options for reading files, which `tgen train`, `tokenize` and `score` share."""
 
 import codecs
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Literal
 
 from tgen.config.option import check_ranges, option, require
 from tgen.errors import UsageError
@@ -79,11 +78,6 @@ class Reading:
                     f"remove {name}, or name a file with rows",
                     field=name,
                 )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options from JSON; raise TypeError or UsageError for invalid ones."""
-        return cls(**values)
 
 
 def _check_encoding(name: str) -> None:

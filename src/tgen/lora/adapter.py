@@ -35,7 +35,7 @@ from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
 from tgen.lora.matrices import Pair, Part, Shape, adapter_layout, check_rank
-from tgen.lora.merging import Extras, split_name
+from tgen.lora.merging import OTHER_BASE_HINT, Extras, split_name
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 
@@ -62,7 +62,10 @@ _UNSAFE_PATTERN = re.compile(r"\s|[)\]][*+?{]|(.*[*+?{]){3}")
 _MERGE_HINT = "merge it into its base model with PEFT's merge_and_unload, and use the result"
 _NOT_MERGED = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING",
                "ADAPTION_PROMPT", "CPT")  # fmt: skip
-_OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
+_DAMAGED = "save the adapter again: the file is damaged or incomplete"
+
+
+Header = dict[str, safetensors_file.TensorEntry]
 
 
 class _OtherShapeError(ModelError):
@@ -114,8 +117,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     _check_config(path, values)
     weights, header = _read_header(path)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
-    base = values.get("base_model_name_or_path")
-    base = base if isinstance(base, str) and base else None
+    base = base_name(path)
     head = tensor_names.full_name(config, tensor_names.head_name(config)).removesuffix(".weight")
     try:
         more = [name for name in header if _is_extra(weights, name, sites, head)]
@@ -142,7 +144,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     return Adapter(path, base, _read_metadata(weights).get(_BASE_DIGEST), pairs)
 
 
-def _read_header(path: Path) -> tuple[Path, dict[str, safetensors_file.TensorEntry]]:
+def _read_header(path: Path) -> tuple[Path, Header]:
     """Return the file of an adapter's weights, and its tensors."""
     if (file := path / ADAPTER_WEIGHTS).is_file():
         return file, safetensors_file.read_header(file)
@@ -157,9 +159,7 @@ def _read_metadata(weights: Path) -> dict[str, str]:
     return safetensors_file.read_metadata(weights) if weights.name == ADAPTER_WEIGHTS else {}
 
 
-def _check_announced(
-    path: Path, values: Mapping[str, Any], header: Mapping[str, safetensors_file.TensorEntry]
-) -> None:
+def _check_announced(path: Path, values: Mapping[str, Any], header: Header) -> None:
     """Raise ModelError if the configuration has something that the tensors lack."""
     found: dict[str, set[str]] = {}
     for module, part in (split_name(name.removeprefix(_PREFIX)) for name in header):
@@ -180,12 +180,7 @@ def _check_announced(
             raise ModelError(f"{str(path)!r} lacks the tensors of {key}", "save the adapter again")
 
 
-def _read_extras(
-    path: Path,
-    values: Mapping[str, Any],
-    weights: Path,
-    header: Mapping[str, safetensors_file.TensorEntry],
-) -> Extras:
+def _read_extras(path: Path, values: Mapping[str, Any], weights: Path, header: Header) -> Extras:
     """Read all tensors of an adapter with more than pairs."""
     check_ram(sum(entry.end - entry.start for entry in header.values()), f"loading {str(path)!r}")
     arrays = safetensors_file.read_arrays(weights, header)
@@ -200,18 +195,14 @@ def _read_extras(
     for module, own in parts.items():
         for one, other in (("a", "b"), ("embedding a", "embedding b")):
             if (one in own) != (other in own):
-                raise ModelError(
-                    f"{weights}: {module[:200]} has only one matrix of a pair",
-                    "save the adapter again: the file is damaged or incomplete",
-                )
+                message = f"{weights}: {module[:200]} has only one matrix of a pair"
+                raise ModelError(message, _DAMAGED)
         if (a := own.get("a", own.get("embedding a"))) is not None:
             b = own.get("b", own.get("embedding b", a))
             if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
                 shapes = f"{list(a.shape)} and {list(b.shape)}"
-                raise ModelError(
-                    f"{weights}: the pair of {module[:200]} has the shapes {shapes}",
-                    "save the adapter again: the file is damaged or incomplete",
-                )
+                message = f"{weights}: the pair of {module[:200]} has the shapes {shapes}"
+                raise ModelError(message, _DAMAGED)
             scales[module] = _scale(path, values, module, len(a))
     separate, ids = values.get("modules_to_save"), values.get("trainable_token_indices")
     return Extras(
@@ -223,7 +214,7 @@ def _read_extras(
 
 
 def _scale(path: Path, values: Mapping[str, Any], name: str, rank: int) -> float:
-    alpha = _number(path, values, "lora_alpha", 8, pattern="alpha_pattern", name=name)
+    alpha = _number(path, values, "lora_alpha", "alpha_pattern", name)
     return alpha / (math.sqrt(rank) if values.get("use_rslora") else max(rank, 1))
 
 
@@ -314,7 +305,7 @@ def _other_base_error(path: Path, model: Path, difference: str) -> ModelError:
     return ModelError(
         f"the adapter {str(path)!r} was trained on {trained_on}, not on {str(model)!r}: "
         f"{difference}",
-        _OTHER_BASE_HINT,
+        OTHER_BASE_HINT,
     )
 
 
@@ -417,72 +408,62 @@ def _is_extra(file: Path, name: str, sites: Mapping[str, Part], head: str) -> bo
         raise ModelError(f"{file}: {shown} is not part of a LoRA adapter", _MERGE_HINT)
     if not match or match[1] == head:
         return True
-    raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", _OTHER_BASE_HINT)
+    raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", OTHER_BASE_HINT)
 
 
 def _ranks(
-    path: Path,
-    values: Mapping[str, Any],
-    header: Mapping[str, safetensors_file.TensorEntry],
-    sites: Mapping[str, Part],
+    path: Path, values: Mapping[str, Any], header: Header, sites: Mapping[str, Part]
 ) -> dict[str, int]:
     """Return the rank of each pair, after checking all shapes."""
     file, ranks = path / ADAPTER_WEIGHTS, {}
-    damaged = "save the adapter again: the file is damaged or incomplete"
     names = dict.fromkeys(match[1] for match in map(_TENSOR.fullmatch, header) if match)
     if not names:
-        raise ModelError(f"{file} has no tensors", damaged)
+        raise ModelError(f"{file} has no tensors", _DAMAGED)
     for name in names:
         part = sites[name]
         for which, other in ("AB", "BA"):
             if _tensor_name(name, which) not in header:
                 message = f"{file}: {_tensor_name(name, other)} has no lora_{which}"
-                raise ModelError(message, damaged)
+                raise ModelError(message, _DAMAGED)
         a, b = (header[_tensor_name(name, which)].shape for which in "AB")
-        rank = _number(path, values, "r", 8, pattern="rank_pattern", name=name)
+        rank = _number(path, values, "r", "rank_pattern", name)
         if len(a) != 2 or a[0] != rank:
             raise ModelError(
                 f"{file}: {name}.lora_A has shape {list(a)} "
                 f"(expected rank {rank:g} by {ADAPTER_CONFIG})",
-                damaged,
+                _DAMAGED,
             )
         expected = (int(rank), part.n_inputs), (part.pair_rows, int(rank))
         for which, shape, right in zip("AB", (a, b), expected, strict=True):
             if shape != right:
                 message = f"{name}.lora_{which} has shape {list(shape)} (expected {list(right)})"
-                raise _OtherShapeError(f"{file}: {message}", _OTHER_BASE_HINT)
+                raise _OtherShapeError(f"{file}: {message}", OTHER_BASE_HINT)
         check_rank(int(rank), part, f"{file}: rank {rank:g}")
         ranks[name] = int(rank)
     return ranks
 
 
-def _number(
-    path: Path, values: Mapping[str, Any], key: str, default: int, *, pattern: str, name: str
-) -> float:
-    """Return a positive number of the configuration, or of the first pattern that matches."""
-    patterns = values.get(pattern) or {}
-    value = values.get(key, default)
+def _number(path: Path, values: Mapping[str, Any], key: str, pattern: str, name: str) -> float:
+    """Return a positive number of the configuration, or of the first pattern that matches `name`;
+    8 is PEFT's default."""
+    file, patterns, value = path / ADAPTER_CONFIG, values.get(pattern) or {}, values.get(key, 8)
     if not isinstance(patterns, dict):
-        raise ModelError(f"{path / ADAPTER_CONFIG}: {pattern} is not an object", _MERGE_HINT)
+        raise ModelError(f"{file}: {pattern} is not an object", _MERGE_HINT)
     for expression, own in patterns.items():
+        shown, hint = repr(expression[:100]), "use names of modules"
         if len(expression) > 300 or _UNSAFE_PATTERN.search(expression):
-            message = f"{path / ADAPTER_CONFIG}: {pattern} has the expression {expression[:100]!r}"
-            raise ModelError(message, "use names of modules")
+            raise ModelError(f"{file}: {pattern} has the expression {shown}", hint)
         try:
             matches = re.match(rf"(.*\.)?({expression})$", name)
         except re.error:
-            message = (
-                f"{path / ADAPTER_CONFIG}: {pattern} has an invalid expression {expression[:100]!r}"
-            )
-            raise ModelError(message, "use names of modules") from None
+            message = f"{file}: {pattern} has an invalid expression {shown}"
+            raise ModelError(message, hint) from None
         if matches:
             value = own
             break
     valid = isinstance(value, int | float) and not isinstance(value, bool)
     if not valid or not 0 < value < 1e9 or (key == "r" and value != int(value)):
-        raise ModelError(
-            f"{path / ADAPTER_CONFIG}: {key} is {str(value)[:50]}", "use a positive number"
-        )
+        raise ModelError(f"{file}: {key} is {str(value)[:50]}", "use a positive number")
     return float(value)
 
 
@@ -493,13 +474,12 @@ def _tensor_name(pair: str, which: str) -> str:
 def _target_modules(config: ModelConfig, pairs: Mapping[str, Pair]) -> list[str]:
     """Return endings of the adapted modules or, if those mean others too, their full names."""
     every = {part.pair for parts in adapter_layout(config).values() for part in parts}
-    endings = sorted({name.rpartition(".")[2] for name in pairs})
-    meant = {name for name in every if name.rpartition(".")[2] in endings}
-    if meant == pairs.keys():
-        return endings
-    two = sorted({".".join(name.split(".")[-2:]) for name in pairs})  # gpt2 has two c_proj
-    meant = {name for name in every if ".".join(name.split(".")[-2:]) in two}
-    return two if meant == pairs.keys() else sorted(pairs)
+    for n in (1, 2):  # gpt2 has two c_proj
+        ending = {name: ".".join(name.split(".")[-n:]) for name in every}
+        endings = {ending[name] for name in pairs}
+        if {name for name in every if ending[name] in endings} == pairs.keys():
+            return sorted(endings)
+    return sorted(pairs)
 
 
 def _mappings(config: ModelConfig) -> dict[str, tuple[TensorMapping, int]]:

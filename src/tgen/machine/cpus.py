@@ -61,14 +61,14 @@ def used_seconds(stat: bytes, cpus: set[int]) -> float:
 _ROOT = Path("/")
 
 
-def cpu_count(*, shared_by: int = 1, root: Path = _ROOT) -> int:
-    """Return the CPUs that this process may use, divided by `shared_by`, at least 1.
+def cpu_count(*, root: Path = _ROOT) -> int:
+    """Return the CPUs that this process may use, at least 1.
 
     The CPU affinity and a container's CPU quota limit the number. The quota is rounded down: with
     one thread more, the system would stop all threads for a part of every 100 ms. `root` is where
     /proc and /sys are.
     """
-    return max(1, min(len(allowed_cpus()), _whole_quota(root)) // shared_by)
+    return min(len(allowed_cpus()), _whole_quota(root))
 
 
 def default_threads(*, shared_by: int = 1, root: Path = _ROOT) -> int:

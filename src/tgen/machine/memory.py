@@ -19,7 +19,6 @@ from tgen.reports.number_format import format_bytes
 from tgen.storage import files
 
 _ROOT = Path("/")
-_STATUS = Path("/proc/self/status")
 _HINT = "use a smaller model, or raise the memory limit of the container or job"
 _SMALL_CACHE = 1 << 26  # bytes; a smaller KV cache is not checked, so that short texts stay fast
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -34,10 +33,8 @@ def peak_memory_bytes() -> int | None:
     On Linux this is not getrusage's ru_maxrss, which starts at the peak of the parent process: a
     small child of a large parent would seem as large.
     """
-    if _STATUS.exists():
-        for line in files.read(_STATUS).splitlines():
-            if line.startswith(b"VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if peak := _own_bytes(b"VmHWM:"):
+        return peak
     if sys.platform == "win32":
         return None
     import resource
@@ -55,7 +52,7 @@ def free_ram(root: Path = _ROOT) -> int | None:
     sizes = [free_memory(root)]
     if hasattr(os, "sysconf"):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        sizes.append(max(0, total - _own_bytes(root)))
+        sizes.append(max(0, total - _own_bytes(b"RssAnon:", root)))  # what cannot be dropped
     return min((size for size in sizes if size is not None), default=None)
 
 
@@ -88,13 +85,13 @@ def check_kv_cache_ram(
         )
 
 
-def _own_bytes(root: Path) -> int:
-    """Bytes of this process that the system cannot drop; 0 if unknown."""
+def _own_bytes(field: bytes, root: Path = _ROOT) -> int:
+    """Return a size of this process from /proc; 0 if unknown."""
     try:
         lines = files.read(root / "proc" / "self" / "status").splitlines()
     except (TgenError, OSError):
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"RssAnon:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
 def retain_freed_memory() -> None:

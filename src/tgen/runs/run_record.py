@@ -174,7 +174,7 @@ class RunRecord:
             if (inherited := values.get("inherited")) is not None:
                 parts["inherited"] = InheritedSettings.from_dict(inherited)
             if (reading := values.get("reading")) is not None:
-                parts["reading"] = Reading.from_dict(reading)
+                parts["reading"] = Reading(**reading)
             if (chat := values.get("chat")) is not None:
                 parts["chat"] = ChatRecord(**chat)
             if (adapter := values.get("adapter")) is not None:

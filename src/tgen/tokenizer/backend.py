@@ -6,25 +6,15 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS, WORDS
 from tgen.tokenizer.spec import BYTE_CHARACTERS, SPACE, TokenizerSpec
 
-__all__ = [
-    "Backend",
-    "BackendPair",
-    "Backends",
-    "MergesOfText",
-    "is_consistent",
-    "make_backends",
-    "make_normalizer",
-    "split_words",
-]
-
+Backend = tokenizers.Tokenizer
 UNKNOWN = "<unk>"
 _MAX_BYTES = 1000  # of a text: its substrings are at most this times the longest token
 _MAX_TEXTS = 4  # further ones: making all merges once takes less time

@@ -24,7 +24,7 @@ from tgen.checkpoint.gguf.architectures import (
     yarn_attention_factor,
 )
 from tgen.checkpoint.gguf.header import Header, read_tensors
-from tgen.checkpoint.hf.config_values import require_layers, require_positive_integer
+from tgen.checkpoint.hf.config_values import invalid_value, require_layers, require_positive_integer
 from tgen.checkpoint.hf.families import UNSUPPORTED
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
@@ -416,5 +416,5 @@ def _number(own: Mapping[str, Any], key: str, default: float | None = None) -> f
     """A number stored as float32, as the shortest decimal that gives this float32."""
     value = own.get(key, default)
     if not isinstance(value, float) or not 0 <= value < math.inf or (value == 0 and default != 0):
-        raise ModelError(f"it has {key}={value!r}"[:200], f"set {key} to a positive number")
+        raise invalid_value(key, value, "a positive number", "it has")
     return float(str(np.float32(value)))

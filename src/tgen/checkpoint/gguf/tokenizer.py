@@ -16,6 +16,7 @@ from typing import Any
 from unicodedata import normalize
 
 from tgen.checkpoint.gguf import pre_tokenizers
+from tgen.checkpoint.gguf.pre_tokenizers import TRANSFORMERS_HINT
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 from tgen.tokenizer.backend import MergesOfText
@@ -24,7 +25,6 @@ from tgen.tokenizer.spec import BYTE_TOKENS, SPACE, AddedToken
 
 _MAX_MERGES = 1 << 22  # Gemma's 262,144 tokens have an eighth
 _MAX_CHARACTERS = 256  # of a token: the work grows with the square
-_HINT = "use --to transformers, which keeps it"
 
 Pair = tuple[str, str]
 
@@ -79,12 +79,15 @@ def scores_of(
     known = set(pairs)
     if more := next((pair for pair in expected if pair not in known), None):
         left, right = more
-        raise TokenizerError(f"llama.cpp would also merge {left!r} and {right!r}"[:200], _HINT)
+        raise TokenizerError(
+            f"llama.cpp would also merge {left!r} and {right!r}"[:200], TRANSFORMERS_HINT
+        )
     # the order of one token's own pairs matters only where they overlap
     for pair, other in zip_longest(pairs, expected, fillvalue=("", "")):
         if "".join(pair) != "".join(other):
             raise TokenizerError(
-                f"GGUF cannot store the order of the merges of {''.join(pair)!r}"[:200], _HINT
+                f"GGUF cannot store the order of the merges of {''.join(pair)!r}"[:200],
+                TRANSFORMERS_HINT,
             )
     return scores
 
@@ -94,17 +97,19 @@ def check_words(vocab: Mapping[str, int]) -> None:
     if spanning := next((name for name in vocab if SPACE in name[1:]), None):
         raise TokenizerError(
             f"the token {spanning!r} spans words, at which llama.cpp does not split texts"[:200],
-            _HINT,
+            TRANSFORMERS_HINT,
         )
 
 
 def check_tokens(vocab: Mapping[str, int]) -> None:
     """Raise TokenizerError if llama.cpp cannot read a token, or stops at a byte without one."""
     if unreadable := next((name for name in vocab if "\0" in name), None):
-        raise TokenizerError(f"llama.cpp cannot read the token {unreadable!r}"[:200], _HINT)
+        raise TokenizerError(
+            f"llama.cpp cannot read the token {unreadable!r}"[:200], TRANSFORMERS_HINT
+        )
     for byte, name in enumerate(BYTE_TOKENS):
         if name not in vocab and (byte > 127 or chr(byte) not in vocab):
-            raise TokenizerError(f"llama.cpp needs a token {name}", _HINT)
+            raise TokenizerError(f"llama.cpp needs a token {name}", TRANSFORMERS_HINT)
 
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types
@@ -149,7 +154,7 @@ def to_fields(
     if spec.word_end or spec.word_level or (spec.normalizers and not spec.byte_level):
         has_words = spec.word_end or spec.word_level
         what = "a tokenizer of words" if has_words else f"the normalizer {spec.normalizers[0]}"
-        raise TokenizerError(f"GGUF cannot store {what}", pre_tokenizers.TRANSFORMERS_HINT)
+        raise TokenizerError(f"GGUF cannot store {what}", TRANSFORMERS_HINT)
     tokens, types = _tokens_and_types(tokenizer, n_tokens)
     ids: dict[str, int | None] = dict(zip(_END_KEYS, ends, strict=False))
     ids |= {"bos": start[0] if start else bos, "padding": pad}
@@ -227,7 +232,7 @@ def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
     if unsupported := [flag for flag, value in flags.items() if value]:
         raise TokenizerError(
             f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"[:200],
-            pre_tokenizers.TRANSFORMERS_HINT,
+            TRANSFORMERS_HINT,
         )
 
 

@@ -9,7 +9,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tgen.checkpoint.hf.config_values import ConfigValues, require_number, require_positive_integer
+from tgen.checkpoint.hf.config_values import (
+    ConfigValues,
+    invalid_value,
+    require_number,
+    require_positive_integer,
+)
 from tgen.checkpoint.hf.families import FAMILY_LAYOUTS, FULL, SLIDING
 from tgen.config import ModelConfig, RopeScaling
 from tgen.errors import ModelError
@@ -198,9 +203,7 @@ def _number(rope: Mapping[str, Any], key: str, default: float | None = None) -> 
 def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
     value = rope[key]
     if not isinstance(value, list) or not value:
-        raise ModelError(
-            f"config.json has {key}={value!r}"[:200], f"set {key} to a list of numbers"
-        )
+        raise invalid_value(key, value, "a list of numbers")
     return tuple(require_number(number, key) for number in value)
 
 
@@ -214,14 +217,12 @@ def _object(value: object) -> Mapping[str, Any]:
 
 def read_layer_types(family: str, values: ConfigValues, *, n_layers: int) -> dict[str, Any]:
     """Return the fields of ModelConfig; raises ModelError for unsupported values."""
-    types: Any
-    match family:
-        case "gpt_neo":
-            groups, listed = (values.json.get(f"attention_{n}") for n in ("types", "layers"))
-            # transformers expands the first to the second, and takes the second if it is there
-            types = _expand(groups if listed is None else [[listed, 1]], n_layers)
-            window = values.integer("window_size")
-            return _windows(window, [kind == "local" for kind in types])
+    if family == "gpt_neo":
+        groups, listed = (values.json.get(f"attention_{n}") for n in ("types", "layers"))
+        # transformers expands the first to the second, and takes the second if it is there
+        kinds = _expand(groups if listed is None else [[listed, 1]], n_layers)
+        window = values.integer("window_size")
+        return _windows(window, [kind == "local" for kind in kinds])
     types = values.json.get("layer_types")
     if (n := FAMILY_LAYOUTS[family].pattern) is not None:
         if types is None:
@@ -295,10 +296,8 @@ def _sliding(types: object, n_layers: int) -> list[bool]:
         or len(types) != n_layers
         or not all(kind in (FULL, SLIDING) for kind in types)
     ):
-        raise ModelError(
-            f"config.json has layer_types={types!r}"[:200],
-            f"set layer_types to a list of {n_layers} values, each {FULL} or {SLIDING}",
-        )
+        expected = f"a list of {n_layers} values, each {FULL} or {SLIDING}"
+        raise invalid_value("layer_types", types, expected)
     return [kind == SLIDING for kind in types]
 
 
@@ -314,10 +313,8 @@ def _expand(groups: object, n_layers: int) -> list[str]:
     except (TypeError, ValueError):
         types = []
     if len(types) != n_layers or not set(types) <= {"global", "local"}:
-        raise ModelError(
-            f"config.json has attention_types={groups!r}"[:200],
-            f"set attention_types to groups of {n_layers} values, each global or local",
-        )
+        expected = f"groups of {n_layers} values, each global or local"
+        raise invalid_value("attention_types", groups, expected)
     return types
 
 
@@ -328,9 +325,6 @@ def _rope_layers(values: ConfigValues, n_layers: int) -> dict[str, Any]:
         n = require_positive_integer(4 if n is None else n, "no_rope_layer_interval")
         listed = [int((i + 1) % n != 0) for i in range(n_layers)]
     if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
-        raise ModelError(
-            f"config.json has no_rope_layers={listed!r}"[:200],
-            f"set no_rope_layers to a list of {n_layers} values, each 0 or 1",
-        )
+        raise invalid_value("no_rope_layers", listed, f"a list of {n_layers} values, each 0 or 1")
     rotated = tuple(value == 1 for value in listed)
     return {"rope_layers": None if all(rotated) else rotated}

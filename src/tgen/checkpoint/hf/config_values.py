@@ -40,9 +40,7 @@ class ConfigValues:
         value = self.get(key)
         value = self.defaults.get(key) if value is None else value
         if not isinstance(value, bool):
-            raise ModelError(
-                f"config.json has {key}={value!r}"[:200], f"set {key} to true or false"
-            )
+            raise invalid_value(key, value, "true or false")
         return value
 
     def number(self, key: str) -> float:
@@ -52,7 +50,7 @@ class ConfigValues:
     def positive(self, key: str) -> float:
         """Return a finite number above 0; raises ModelError for other values."""
         if (value := self.number(key)) <= 0:
-            raise ModelError(f"config.json has {key}={value}", f"set {key} to a number > 0")
+            raise invalid_value(key, value, "a number > 0")
         return value
 
     def integer(self, key: str, *, null: int | None = None) -> int:
@@ -68,20 +66,23 @@ class ConfigValues:
         yield from (self.defaults[name] for name in spellings if name in self.defaults)
 
 
+def invalid_value(key: str, value: object, expected: str, prefix: str = _PREFIX) -> ModelError:
+    """Return the error of a key with another value than an `expected` one."""
+    return ModelError(f"{prefix} {key}={value!r}"[:200], f"set {key} to {expected}")
+
+
 def require_number(value: object, key: str) -> float:
     """Return a finite number; raises ModelError for other values."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
-        raise ModelError(f"config.json has {key}={value!r}"[:200], f"set {key} to a number")
+        raise invalid_value(key, value, "a number")
     return float(value)  # type: ignore[arg-type]
 
 
 def require_positive_integer(value: object, key: str, prefix: str = _PREFIX) -> int:
     """Return a size from a file; raises ModelError unless it is from 1 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_SIZE:
-        raise ModelError(
-            f"{prefix} {key}={value!r}"[:200], f"set {key} to an integer from 1 to {_MAX_SIZE:,}"
-        )
+        raise invalid_value(key, value, f"an integer from 1 to {_MAX_SIZE:,}", prefix)
     return value
 
 

@@ -41,6 +41,12 @@ _WRAPPERS = ("module.", "_orig_mod.")
 # The language model inside a model with images, in version 5 of transformers and before.
 _TEXT_PARTS = {"model.language_model.": "model.", "language_model.": ""}
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
+_NORMS = {  # of a block, by their placement
+    "output": ("attention_output_norm", "feed_forward_output_norm"),
+    "sandwich": ("attention_norm", "attention_output_norm", "feed_forward_norm",
+                 "feed_forward_output_norm"),
+    "shared": ("attention_norm",),
+}  # fmt: skip
 
 
 def tensor_mappings(config: ModelConfig) -> list[TensorMapping]:
@@ -113,10 +119,8 @@ def _block(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:
                     config.n_rotated,
                 )
             )
-    for norm in ("attention_norm", "attention_output_norm", "feed_forward_norm",
-                 "feed_forward_output_norm"):  # fmt: skip
-        if norm in _block_norms(config):
-            mappings += _norm(config, ours + norm, theirs + names[norm])
+    for norm in _NORMS.get(config.norm_placement, ("attention_norm", "feed_forward_norm")):
+        mappings += _norm(config, ours + norm, theirs + names[norm])
     if config.qk_norm:
         sizes = [n_q, n_kv] if config.qk_norm_over_heads else [D, D]
         for norm, size in zip(("q_norm", "k_norm"), sizes, strict=True):
@@ -128,20 +132,6 @@ def _shape(n_out: int, n_in: int, part: str, transposed: bool) -> Shape:
     if part == "bias":
         return (n_out,)
     return (n_in, n_out) if transposed else (n_out, n_in)
-
-
-def _block_norms(config: ModelConfig) -> set[str]:
-    before = {"attention_norm", "feed_forward_norm"}
-    outputs = {"attention_output_norm", "feed_forward_output_norm"}
-    match config.norm_placement:
-        case "output":
-            return outputs
-        case "sandwich":
-            return before | outputs
-        case "shared":
-            return {"attention_norm"}
-        case _:
-            return before
 
 
 def _norm(config: ModelConfig, ours: str, theirs: str) -> list[TensorMapping]:

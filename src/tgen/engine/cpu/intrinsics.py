@@ -38,40 +38,23 @@ def declare(module: ir.Module, kind: ir.FunctionType, name: str) -> ir.Function:
     return module.globals.get(name) or ir.Function(module, kind, name)
 
 
-@primitive(address, i64)
-def load_float(b, base, i):
-    """Load float32 number `i` after the address."""
-    return b.load(_pointer(b, base, i, f32))
+def _make_access(kind: ir.Type) -> tuple[Any, Any]:
+    """load(base, i) and store(base, i, value): access to number i of a type after an address."""
+
+    @primitive(address, i64)
+    def load(b, base, i):
+        return b.load(b.gep(b.inttoptr(base, kind.as_pointer()), [i]))
+
+    @primitive(address, i64, kind)
+    def store(b, base, i, value):
+        b.store(value, b.gep(b.inttoptr(base, kind.as_pointer()), [i]))
+
+    return load, store
 
 
-@primitive(address, i64, f32)
-def store_float(b, base, i, value):
-    """Store float32 number `i` after the address."""
-    b.store(value, _pointer(b, base, i, f32))
-
-
-@primitive(address, i64)
-def load_double(b, base, i):
-    """Load float64 number `i` after the address."""
-    return b.load(_pointer(b, base, i, f64))
-
-
-@primitive(address, i64, f64)
-def store_double(b, base, i, value):
-    """Store float64 number `i` after the address."""
-    b.store(value, _pointer(b, base, i, f64))
-
-
-@primitive(address, i64)
-def load_int(b, base, i):
-    """Load int64 number `i` after the address."""
-    return b.load(_pointer(b, base, i, i64))
-
-
-@primitive(address, i64, i64)
-def store_int(b, base, i, value):
-    """Store int64 number `i` after the address."""
-    b.store(value, _pointer(b, base, i, i64))
+load_float, store_float = _make_access(f32)
+load_double, store_double = _make_access(f64)
+load_int, store_int = _make_access(i64)
 
 
 @primitive(i64)
@@ -85,7 +68,3 @@ def call_address(b, function, x, y, z):
     """Call the C function at the address with three int64 numbers; it returns one, too."""
     kind = ir.FunctionType(i64, [i64] * 3)
     return b.call(b.inttoptr(function, kind.as_pointer()), [x, y, z])
-
-
-def _pointer(b: ir.IRBuilder, base: ir.Value, i: ir.Value, kind: ir.Type) -> ir.Value:
-    return b.gep(b.inttoptr(base, kind.as_pointer()), [i])
