@@ -16,7 +16,7 @@ from tgen.storage import files
 
 _MAX_CHARACTERS = 1 << 20
 _MAX_FILE_BYTES = 32 << 20
-_SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _TOOL_USE = "tool_use"  # the name that transformers has for a template of chats with tools
 _OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
 NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
@@ -111,12 +111,11 @@ def _read_folder(path: Path) -> tuple[Any, dict[str, str], Any]:
     Raises TgenError for unreadable files.
     """
     config = _read_json(path / "tokenizer_config.json")
-    names = {f"{name}_token" for name in _SPECIAL_TOKENS}
     variables = {
         key: text
         for values in (_read_json(path / "special_tokens_map.json"), config)
         for key, value in values.items()
-        if key in names and (text := token_text(value)) is not None
+        if key in SPECIAL_TOKENS and (text := token_text(value)) is not None
     }
     file = path / "chat_template.jinja"
     if file.exists():

@@ -397,7 +397,7 @@ def _find_tensors(
 ) -> tuple[ModelConfig, dict[Path, dict[str, safetensors_file.TensorEntry]], dict[str, str]]:
     """Return the config, the model's tensors by file, and their names in transformers; every shape
     is checked."""
-    headers = {path / shard: _read_header(path / shard) for shard in shards(path)}
+    headers = {path / shard: read_header(path / shard) for shard in shards(path)}
     stored_shapes = {name: e.shape for header in headers.values() for name, e in header.items()}
     plain = tensor_names.plain_names(stored_shapes)
     in_family, lacks_prefix = tensor_names.names_in_file(config, plain.values())
@@ -493,7 +493,8 @@ def changed_error(bundle: ModelBundle) -> ModelError:
     return ModelError(message, "start again to use the new model")
 
 
-def _read_header(file: Path) -> dict[str, safetensors_file.TensorEntry]:
+def read_header(file: Path) -> dict[str, safetensors_file.TensorEntry]:
+    """Return the tensors of a file with weights, of safetensors or of torch; raises ModelError."""
     if file.suffix == ".safetensors":
         return safetensors_file.read_header(file)
     from tgen.checkpoint import torch_file

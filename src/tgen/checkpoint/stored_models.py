@@ -27,7 +27,6 @@ _MANIFEST = re.compile(r"manifest=([^=]+)=([^=]+)=[^=]+\.json")  # llama.cpp's: 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _MANIFEST_LIMIT = 1 << 20  # bytes
-_MAX_LISTED = 8  # names in an error
 
 
 def select(named: Mapping[str, Path], name: str) -> str | None:
@@ -58,10 +57,10 @@ def select(named: Mapping[str, Path], name: str) -> str | None:
     return found[0] if found else None
 
 
-def join_names(names: list[str]) -> str:
+def join_names(names: list[str], limit: int = 8) -> str:
     """Join the first names for a message."""
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def files_in(folder: Path, name: str) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import safetensors_file
+from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object
@@ -146,12 +146,9 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
 
 def _read_header(path: Path) -> tuple[Path, Header]:
     """Return the file of an adapter's weights, and its tensors."""
-    if (file := path / ADAPTER_WEIGHTS).is_file():
-        return file, safetensors_file.read_header(file)
-    if (file := path / ADAPTER_TORCH_WEIGHTS).is_file():
-        from tgen.checkpoint import torch_file
-
-        return file, torch_file.read_header(file)
+    for name in (ADAPTER_WEIGHTS, ADAPTER_TORCH_WEIGHTS):
+        if (file := path / name).is_file():
+            return file, model_dir.read_header(file)
     raise ModelError(f"{str(path)!r} has no {ADAPTER_WEIGHTS}", _weights_hint(path))
 
 

@@ -19,7 +19,7 @@ from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf.quantized_matrix import BLOCKS, QuantizedMatrix, Rows
 from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.checkpoint.safetensors_file import read_bytes
-from tgen.checkpoint.stored_models import gguf_parts
+from tgen.checkpoint.stored_models import gguf_parts, join_names
 from tgen.errors import ModelError
 from tgen.storage import files
 
@@ -35,7 +35,8 @@ _FIRST_READ = 1 << 20  # bytes
 # Lists of at least this many strings are first read as strings of this many bytes on average.
 _MANY, _SHORT = 16, 48
 POSITIONS = "position_embd.weight"  # looked up by row, so never kept quantized
-_PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # float32, float16, bfloat16: read without the package
+_PLAIN = {0: "<f4", 1: "<f2", 30: "<u2"}  # read without the package
+_PLAIN_NAMES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[Any]"
 
@@ -78,8 +79,9 @@ def read_header(path: Path) -> Header:
             "name the parts as llama-gguf-split does: NAME-00001-of-0000N.gguf",
         )
     if missing := [part.name for part in parts if not part.exists()]:
+        lacks = f"{join_names(missing, 3)} {'is' if len(missing) == 1 else 'are'} missing"
         raise ModelError(
-            f"{path} is one of {n_parts} parts, and {_shorten(missing)} missing beside it",
+            f"{path} is one of {n_parts} parts, and {lacks} beside it",
             "download the missing parts into the same directory",
         )
     headers = [_read_file(part) for part in parts]
@@ -97,11 +99,6 @@ def read_header(path: Path) -> Header:
             f"the parts of {path} have {len(tensors)} tensors (expected {expected!r})"[:300], _MIXED
         )
     return Header(headers[0].fields, tensors)
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
 
 
 def _read_file(path: Path) -> Header:
@@ -149,17 +146,6 @@ def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Array | Quanti
             whole = len(entry.shape) != 2 or name == POSITIONS
             arrays[name] = matrix[:].reshape(entry.shape) if whole else matrix
     return arrays
-
-
-def type_name(ggml_type: int) -> str:
-    """Return the name of a type, such as float16 or q8_0."""
-    if ggml_type in _PLAIN:
-        return {0: "float32", 1: "float16", 30: "bfloat16"}[ggml_type]
-    if ggml_type in BLOCKS:
-        return BLOCKS[ggml_type].name
-    import gguf
-
-    return str(gguf.GGMLQuantizationType(ggml_type).name).lower()
 
 
 class _HeaderReader:
@@ -275,7 +261,7 @@ def _locate(
         if name in entries:
             raise source.damaged(f"has two tensors {name!r}")
         try:
-            n_values, n_bytes = _block_size(ggml_type)
+            _, n_values, n_bytes = describe_type(ggml_type)
         except ModelError as error:
             raise ModelError(f"{source.path}: {error.message}", error.hint) from None
         if shape[-1] % n_values:
@@ -297,12 +283,13 @@ def _locate(
 
 
 @cache
-def _block_size(ggml_type: int) -> tuple[int, int]:
-    """Return a ggml type's block size in values and in bytes."""
+def describe_type(ggml_type: int) -> tuple[str, int, int]:
+    """Return a ggml type's name, such as float16 or q8_0, and its block size in values and in
+    bytes. Raises ModelError for types that are not supported."""
     if ggml_type in _PLAIN:
-        return 1, np.dtype(_PLAIN[ggml_type]).itemsize
+        return _PLAIN_NAMES[ggml_type], 1, np.dtype(_PLAIN[ggml_type]).itemsize
     if ggml_type in BLOCKS:
-        return BLOCKS[ggml_type].n_values, BLOCKS[ggml_type].n_bytes
+        return BLOCKS[ggml_type][:3]
     import gguf
 
     known = {member.value: member for member in gguf.GGMLQuantizationType}
@@ -315,4 +302,4 @@ def _block_size(ggml_type: int) -> tuple[int, int]:
             f"weights of GGUF type {name} are not supported",
             "export it with another type, for example Q8_0",
         ) from None
-    return int(n_values), int(n_bytes)
+    return name.lower(), int(n_values), int(n_bytes)

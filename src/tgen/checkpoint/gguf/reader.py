@@ -11,7 +11,7 @@ from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import Array
 from tgen.checkpoint.gguf import tensor_names, tokenizer
 from tgen.checkpoint.gguf.config_fields import read_config
-from tgen.checkpoint.gguf.header import Header, read_header, read_tensors, type_name
+from tgen.checkpoint.gguf.header import Header, describe_type, read_header, read_tensors
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError, UsageError
@@ -61,13 +61,15 @@ def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
         counts: Counter[str] = Counter()
         for name, entry in header.tensors.items():
             if name not in tensor_names.ROPE_TENSORS:
-                counts[type_name(entry.ggml_type)] += math.prod(entry.shape)
+                counts[describe_type(entry.ggml_type)[0]] += math.prod(entry.shape)
     return config, counts
 
 
 def _read_tokenizer(header: Header, config: ModelConfig) -> tuple[Tokenizer, list[int]]:
     """Return the tokenizer and the end-of-text token ids."""
-    _check_number_of_tokens(header, config)
+    tokens = header.fields.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > config.vocab_size:
+        raise ModelError(f"it has {len(tokens)} tokens (expected {config.vocab_size})", _DAMAGED)
     return tokenizer.read(header.fields)
 
 
@@ -80,12 +82,6 @@ def _path_in_errors(path: Path) -> Iterator[None]:
         raise ModelError(f"{path}: {error.message}", error.hint) from None
     except TgenError as error:
         raise type(error)(f"{path}: {error.message}", error.hint) from None
-
-
-def _check_number_of_tokens(header: Header, config: ModelConfig) -> None:
-    tokens = header.fields.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) > config.vocab_size:
-        raise ModelError(f"it has {len(tokens)} tokens (expected {config.vocab_size})", _DAMAGED)
 
 
 def _check_finite(path: Path, arrays: Mapping[str, Array | QuantizedMatrix]) -> None:

@@ -174,15 +174,14 @@ def _in_keys(family: str, text: str) -> str:
 
 
 def _other_model_hint(json: Mapping[str, Any]) -> str:
-    known = _KNOWN
     if any(key.endswith("_experts") and json[key] for key in json):  # num_, num_local_, n_routed_
-        return f"this is a mixture of experts; {known}"
+        return f"this is a mixture of experts; {_KNOWN}"
     if isinstance(text := json.get("text_config"), dict):
         inner = text.get("model_type")
         if isinstance(inner, str) and inner in _FAMILY_BY_MODEL_TYPE:
             return f"this is a model with images; save its text part alone, of type {inner}"
-        return f"this is a model with images; {known}"
-    return known
+        return f"this is a model with images; {_KNOWN}"
+    return _KNOWN
 
 
 def _read(family: str, json: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from tgen.checkpoint.chat_template import token_text
+from tgen.checkpoint.chat_template import SPECIAL_TOKENS, token_text
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, byte_level_json, pre_tokenizer_json
 from tgen.checkpoint.git_lfs import reject_lfs_pointer
@@ -29,8 +29,6 @@ _CLASSES = {
     "Qwen2Tokenizer": "qwen2",
 }
 _QWEN_TYPES = ("qwen2", "qwen3")  # of config.json
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-            "mask_token")  # fmt: skip
 _MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _DAMAGED = "download the file again: it is damaged"
@@ -104,7 +102,7 @@ def _added_tokens(
     """Return the tokens that are matched verbatim, by their ids: those `known`, those that
     tokenizer_config.json and added_tokens.json list, and special ones of the vocabulary."""
     special = _read_json(path / "special_tokens_map.json") | dict(config)
-    named = [special.get(key) for key in _SPECIAL]
+    named = [special.get(key) for key in SPECIAL_TOKENS]
     for key in _MORE_SPECIAL:
         more = special.get(key)
         named += more if isinstance(more, list) else ()

@@ -37,12 +37,6 @@ class _Buffer(NamedTuple):
     def capacity(self) -> int:
         return self.row[job_layout.CAPACITY]
 
-    def copy_from(self, other: "_Buffer", n_tokens: int) -> None:
-        n_blocks = -(-n_tokens // LANES)
-        self.keys[:, :, :n_blocks] = other.keys[:, :, :n_blocks]
-        self.values[:, :, :n_tokens] = other.values[:, :, :n_tokens]
-        self.scales[..., :n_tokens] = other.scales[..., :n_tokens]
-
 
 class BlockedKVCache:
     """Keys and values of B sequences, each with its own storage, which grows by a quarter when it
@@ -146,9 +140,12 @@ class BlockedKVCache:
     def _copy(self, sequence: int, n_tokens: int, n_needed: int) -> _Buffer:
         """Copy tokens to storage with a quarter more room than is needed."""
         wanted = max(_MIN_CAPACITY, n_needed + n_needed // 4)
-        buffer = self._allocate(min(wanted, self.config.context_length))
-        buffer.copy_from(self._buffers[sequence], n_tokens)
-        return buffer
+        old, new = self._buffers[sequence], self._allocate(min(wanted, self.config.context_length))
+        n_blocks = -(-n_tokens // LANES)
+        new.keys[:, :, :n_blocks] = old.keys[:, :, :n_blocks]
+        new.values[:, :, :n_tokens] = old.values[:, :, :n_tokens]
+        new.scales[..., :n_tokens] = old.scales[..., :n_tokens]
+        return new
 
     def _allocate(self, capacity: int) -> _Buffer:
         n_blocks, size = -(-capacity // LANES), padded_length(self.config.head_dim)

@@ -233,20 +233,18 @@ class PackedWeights:
     def relocatable(self) -> tuple[Array, list[memoryview]]:
         """Return the table with places in memory instead of addresses, and that memory in blocks.
 
-        Places are counted from the first block on; 0 are absent weights.
+        Places are counted from the first block on; 0 are absent weights. Only for weights that were
+        packed, before the first pass.
         """
-        arrays = [*self._arrays, *([] if self._positions is None else [self._positions])]
-        blocks, places, end = [memoryview(bytes(CACHE_LINE))], [0], CACHE_LINE
-        starts = [0, *(array.ctypes.data for array in arrays)]
-        for array in arrays:
-            places.append(end)
+        blocks, places, end = [memoryview(bytes(CACHE_LINE))], {0: 0}, CACHE_LINE
+        for array in self._arrays:
+            places[array.ctypes.data] = end
             padding = -array.nbytes % CACHE_LINE
             blocks += [array.reshape(-1).view(np.uint8).data, memoryview(bytes(padding))]
             end += array.nbytes + padding
-        order, table = np.argsort(starts), self.table.copy()
+        table = self.table.copy()
         addresses = table[:, : job_layout.WINDOW]
-        owners = order[np.searchsorted(starts, addresses, "right", sorter=order) - 1]
-        addresses += np.subtract(places, starts)[owners]
+        addresses[:] = [[places[address] for address in row] for row in addresses.tolist()]
         return table, blocks
 
     @property
