@@ -1,7 +1,8 @@
 """The interface of all engines: sequences of one model's tokens, extended one or many at a time."""
 
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,3 +108,30 @@ class Engine(Protocol):
 
     def restore(self, keys: Floats, values: Floats) -> None:
         """Replace everything with one sequence that has these keys and values."""
+
+
+class CachingEngine:
+    """The methods that all engines have in common: their sequences are in a `_cache`, which a
+    `_lock` guards."""
+
+    _cache: Any
+    _lock: threading.Lock
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return list(self._cache.lengths)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cached keys and values."""
+        return int(self._cache.used_bytes)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Truncate each sequence."""
+        with self._lock:
+            self._cache.rewind(lengths)
+
+    def check_room(self, lengths: Sequence[int]) -> None:
+        """Raise ModelError unless sequences of these lengths fit; see `Engine`."""
+        self._cache.check_room(lengths)

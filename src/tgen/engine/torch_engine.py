@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tgen.config import StoredAs
-from tgen.engine.base import Floats, Logits, extended_lengths
+from tgen.engine.base import CachingEngine, Floats, Logits, extended_lengths
 from tgen.engine.cuda_attention import use_pass_kernels
 from tgen.engine.cuda_graph import GraphedStep
 from tgen.model.kv_cache import KVCache, PaddedRows
@@ -37,10 +37,11 @@ def get_graph_lock(device: torch.device) -> threading.Lock:
     return _gpu_locks.setdefault(torch.device("cuda", device.index or 0), threading.Lock())
 
 
-class TorchEngine:
+class TorchEngine(CachingEngine):
     """See `engine.base.Engine`."""
 
     name = "torch"
+    _cache: KVCache
 
     def __init__(
         self,
@@ -104,16 +105,6 @@ class TorchEngine:
         other._start_empty()
         return other
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
-        return list(self._cache.lengths)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the cached keys and values."""
-        return self._cache.used_bytes
-
     @torch.inference_mode()
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append tokens to each sequence; see `engine.base.Engine.extend`."""
@@ -135,23 +126,14 @@ class TorchEngine:
         with self._lock, self._autocast:
             return _to_numpy(self._graphed_step.step(list(tokens)))
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Truncate each sequence."""
-        with self._lock:
-            self._cache.rewind(list(lengths))
-
     @torch.inference_mode()
     def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
         with self._lock:
             self._cache.select(list(indices))
             if lengths is not None:
-                self._cache.rewind(list(lengths))
+                self._cache.rewind(lengths)
             self._graphed_step.forget_old_storage()
-
-    def check_room(self, lengths: Sequence[int]) -> None:
-        """Raise ModelError unless sequences of these lengths fit; see `engine.base.Engine`."""
-        self._cache.check_room(lengths)
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""

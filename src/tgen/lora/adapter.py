@@ -35,7 +35,7 @@ from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
 from tgen.errors import ModelError, TgenError
 from tgen.lora.matrices import Pair, Part, Shape, adapter_layout, check_rank
-from tgen.lora.merging import OTHER_BASE_HINT, Extras, split_name
+from tgen.lora.merging import BASE_HINT, Extras, split_name
 from tgen.machine.memory import check_ram
 from tgen.storage import files
 
@@ -302,7 +302,7 @@ def _other_base_error(path: Path, model: Path, difference: str) -> ModelError:
     return ModelError(
         f"the adapter {str(path)!r} was trained on {trained_on}, not on {str(model)!r}: "
         f"{difference}",
-        OTHER_BASE_HINT,
+        BASE_HINT,
     )
 
 
@@ -405,7 +405,7 @@ def _is_extra(file: Path, name: str, sites: Mapping[str, Part], head: str) -> bo
         raise ModelError(f"{file}: {shown} is not part of a LoRA adapter", _MERGE_HINT)
     if not match or match[1] == head:
         return True
-    raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", OTHER_BASE_HINT)
+    raise _OtherShapeError(f"{file}: the model has no matrix {match[1][:200]}", BASE_HINT)
 
 
 def _ranks(
@@ -434,7 +434,7 @@ def _ranks(
         for which, shape, right in zip("AB", (a, b), expected, strict=True):
             if shape != right:
                 message = f"{name}.lora_{which} has shape {list(shape)} (expected {list(right)})"
-                raise _OtherShapeError(f"{file}: {message}", OTHER_BASE_HINT)
+                raise _OtherShapeError(f"{file}: {message}", BASE_HINT)
         check_rank(int(rank), part, f"{file}: rank {rank:g}")
         ranks[name] = int(rank)
     return ranks

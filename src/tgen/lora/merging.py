@@ -34,7 +34,7 @@ _PARTS = {  # endings of names: what the tensor is
     ".token_adapter.trainable_tokens_delta": "rows",
 }
 _WRAPPERS = (".base_layer", ".modules_to_save.default", ".modules_to_save")
-OTHER_BASE_HINT = "name the base that the adapter was trained on with --model or --from"
+BASE_HINT = "name the base that the adapter was trained on with --model or --from"
 
 
 class Extras(NamedTuple):
@@ -139,7 +139,7 @@ def merge_extras(
                 matrix = weights.get(name, rows[:0]).copy()
                 if rows.shape != (len(ids), *matrix.shape[1:]) or max(ids) >= len(matrix):
                     raise ModelError(
-                        f"{module}: its trained tokens do not fit the model", OTHER_BASE_HINT
+                        f"{module}: its trained tokens do not fit the model", BASE_HINT
                     )
                 matrix[ids] = rows
                 weights[name] = matrix
@@ -155,7 +155,7 @@ def merge_extras(
             if (magnitude := parts.get("magnitude")) is not None:
                 norms = np.linalg.norm(matrix, axis=0 if is_embedding else 1, keepdims=True)
                 if magnitude.size != norms.size:
-                    raise ModelError(f"{module}: its DoRA vector does not fit", OTHER_BASE_HINT)
+                    raise ModelError(f"{module}: its DoRA vector does not fit", BASE_HINT)
                 matrix = matrix * (magnitude.reshape(norms.shape) / norms)
             weights[name] = np.ascontiguousarray(matrix.T) if flip else matrix
         if (bias := parts.get("pair bias")) is not None:
@@ -168,9 +168,7 @@ def merge_extras(
     else:
         config = replace(config, tied_embeddings=False)
         if len(weights[head]) != len(weights[embedding]):
-            raise ModelError(
-                "the adapter's embedding and LM head have different sizes", OTHER_BASE_HINT
-            )
+            raise ModelError("the adapter's embedding and LM head have different sizes", BASE_HINT)
     config = replace(config, vocab_size=len(weights[embedding]))
     theirs = [name for mapping in tensor_names.tensor_mappings(config) for name in mapping.theirs]
     named = {name: weights[tensor_names.full_name(config, name)] for name in theirs}
@@ -183,14 +181,12 @@ def _check(
     """Raise ModelError unless an array has the shape of one of the model's tensors; a vocabulary
     may have another size."""
     if name not in weights:
-        raise ModelError(
-            f"the model has no {name[:200]}, which the adapter changes", OTHER_BASE_HINT
-        )
+        raise ModelError(f"the model has no {name[:200]}, which the adapter changes", BASE_HINT)
     expected, shape = weights[name].shape, array.shape
     if shape[any_rows:] != expected[any_rows:] or len(shape) != len(expected):
         raise ModelError(
             f"the adapter has {name} of shape {list(shape)} (expected {list(expected)})",
-            OTHER_BASE_HINT,
+            BASE_HINT,
         )
 
 
@@ -206,7 +202,5 @@ def _token_ids(
         ids = None
     valid = isinstance(ids, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in ids)
     if not valid or not ids or not isinstance(ids, list) or len(ids) != len(rows):
-        raise ModelError(
-            f"{module}: trainable_token_indices does not fit its rows", OTHER_BASE_HINT
-        )
+        raise ModelError(f"{module}: trainable_token_indices does not fit its rows", BASE_HINT)
     return np.array(ids, np.int64)

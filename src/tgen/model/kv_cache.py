@@ -97,7 +97,7 @@ class KVCache:
             values.scatter_(2, index, v.to(values.dtype))
         return keys[:, :, :end], values[:, :, :end]
 
-    def rewind(self, lengths: list[int]) -> None:
+    def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate each sequence to its new length, if it is longer."""
         self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
 

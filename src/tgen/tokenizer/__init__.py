@@ -9,17 +9,3 @@ from tgen.tokenizer.train import (
     train_char,
     train_words,
 )
-
-__all__ = [
-    "BYTE_CHARACTERS",
-    "DEFAULT_VOCAB_SIZE",
-    "END_OF_TEXT",
-    "PAD",
-    "TextStream",
-    "TokenBytes",
-    "Tokenizer",
-    "make_tokenizer",
-    "train_bpe",
-    "train_char",
-    "train_words",
-]

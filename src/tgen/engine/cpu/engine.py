@@ -16,7 +16,7 @@ import numpy as np
 
 from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, StoredAs
-from tgen.engine.base import Logits, extended_lengths
+from tgen.engine.base import CachingEngine, Logits, extended_lengths
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.job_layout import (
     CHUNKS_PER_THREAD,
@@ -44,10 +44,11 @@ _CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a 
 _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
 
 
-class CpuEngine:
+class CpuEngine(CachingEngine):
     """See `engine.base.Engine`. Logits do not depend on other sequences or the threads."""
 
     name = "kernels"
+    _cache: BlockedKVCache
 
     def __init__(
         self, weights: PackedWeights, *, n_threads: int, cache_dtype: CacheDtype | None = None
@@ -85,34 +86,33 @@ class CpuEngine:
         other._cache = BlockedKVCache(self.config, self.cache_dtype)
         return other
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
-        return list(self._cache.lengths)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the cached keys and values."""
-        return self._cache.used_bytes
-
     def extend(self, tokens: Sequence[Sequence[int]], *, every_position: bool = False) -> Logits:
         """Append tokens to each sequence; see `engine.base.Engine.extend`."""
         with self._lock:
-            return self._extend(tokens, every_position)
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Truncate each sequence."""
-        with self._lock:
-            self._cache.rewind(lengths)
+            before, counts = self.lengths, [len(new) for new in tokens]
+            n_vocab = self.config.vocab_size
+            after = extended_lengths(before, counts, self.context_length)
+            rows: list[tuple[int, ...]] = []  # see `job_layout`
+            for i, new in enumerate(tokens):
+                if min(new) < 0 or max(new) >= n_vocab:
+                    raise IndexError(f"a token is outside the vocabulary of {n_vocab}")
+                last = after[i] - 1
+                rows += [
+                    (token, position, i, every_position or position == last)
+                    for position, token in enumerate(new, before[i])
+                ]
+            self._cache.reserve(after)
+            parts = [
+                self._runner.run(self._cache, rows[i : i + MAX_TOKENS])
+                for i in range(0, len(rows), MAX_TOKENS)
+            ]
+            self._cache.lengths = after
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
         with self._lock:
             self._cache.select(indices, lengths)
-
-    def check_room(self, lengths: Sequence[int]) -> None:
-        """Raise ModelError unless sequences of these lengths fit; see `engine.base.Engine`."""
-        self._cache.check_room(lengths)
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
@@ -123,26 +123,6 @@ class CpuEngine:
         """Replace everything with one sequence that has these keys and values."""
         with self._lock:
             self._cache.restore(keys, values)
-
-    def _extend(self, tokens: Sequence[Sequence[int]], every_position: bool) -> Logits:
-        before, counts = self.lengths, [len(new) for new in tokens]
-        after = extended_lengths(before, counts, self.context_length)
-        rows: list[tuple[int, ...]] = []  # see `job_layout`
-        for i, new in enumerate(tokens):
-            if min(new) < 0 or max(new) >= self.config.vocab_size:
-                raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
-            last = after[i] - 1
-            rows += [
-                (token, position, i, every_position or position == last)
-                for position, token in enumerate(new, before[i])
-            ]
-        self._cache.reserve(after)
-        parts = [
-            self._runner.run(self._cache, rows[i : i + MAX_TOKENS])
-            for i in range(0, len(rows), MAX_TOKENS)
-        ]
-        self._cache.lengths = after
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @cache
