@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import chat_template, git_lfs, safetensors_file
-from tgen.checkpoint.dtypes import Dtype, cast, main_dtype
+from tgen.checkpoint.dtypes import cast, main_dtype
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import generation_config, tensor_names
@@ -160,17 +160,6 @@ def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
     )
 
 
-def serialize_weights(
-    config: ModelConfig, arrays: Mapping[str, NDArray[Any]], dtype: Dtype | None = None
-) -> list[bytes | memoryview]:
-    """Return the content of model.safetensors in blocks, which share the arrays' memory if they
-    have this dtype already; None: as they are. Raises ModelError for values too large for it."""
-    stored = tensor_names.to_hf_arrays(config, arrays)
-    if dtype is not None:
-        stored = {name: cast(name, array, dtype) for name, array in stored.items()}
-    return safetensors_file.serialize_in_parts(stored, uint16="BF16")
-
-
 def save(
     path: Path,
     config: ModelConfig,
@@ -181,7 +170,8 @@ def save(
     inherited: InheritedSettings | None = None,
     is_new: bool = False,
 ) -> None:
-    """Create a model directory, or replace the model in an existing one.
+    """Create a model directory, or replace the model in an existing one; raises ModelError for
+    weights too large for the dtype that is inherited.
 
     If only the weights differ, only their file is replaced, unless the model `is_new`. Otherwise,
     the other files of the old model are removed, since programs would use them with the new one.
@@ -194,7 +184,10 @@ def save(
         contents[NGRAMS] = safetensors_file.serialize_in_parts(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
-    weights = serialize_weights(config, arrays, inherited.dtype if inherited else None)
+    stored = tensor_names.to_hf_arrays(config, arrays)
+    if inherited:
+        stored = {name: cast(name, array, inherited.dtype) for name, array in stored.items()}
+    weights = safetensors_file.serialize_in_parts(stored, uint16="BF16")
     publish_model(path, contents, WEIGHTS, weights, main="config.json", is_new=is_new)
 
 
@@ -231,8 +224,8 @@ def load(path: Path, *, with_weights: bool = True, tied_embeddings: bool = False
     The arrays of a model whose weights were checked before may be left out; `tied_embeddings` says
     whether they have no LM head of their own.
     """
-    # `save` removes config.json first and writes it last: if it changed during the read, the
-    # directory is read again, so the result never mixes two models.
+    # `save` removes config.json first and writes it last: if it, or a GGUF file, changed during the
+    # read, the model is read again, so the result never mixes two models.
     for _ in range(_MAX_READS):
         before = _config_stamp(path)
         try:
@@ -270,7 +263,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _config_stamp(path: Path) -> tuple[int, ...]:
     try:
-        return stamp_files([path / "config.json"])
+        return stamp_files(model_files(path) if path.is_file() else [path / "config.json"])
     except OSError:
         return ()
 

@@ -79,14 +79,11 @@ def newest_checkpoint(path: Path) -> Path | None:
     steps = {
         int(match[1]): match[0] for match in map(_CHECKPOINT.fullmatch, entries(path)) if match
     }
-    found = (path / steps[step] for step in sorted(steps, reverse=True))
-    return next(
-        (folder for folder in found if is_model_directory(folder) and _has_weights(folder)), None
-    )
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(map(_WEIGHTS.fullmatch, entries(folder)))
+    for step in sorted(steps, reverse=True):
+        folder = path / steps[step]
+        if is_model_directory(folder) and any(map(_WEIGHTS.fullmatch, entries(folder))):
+            return folder
+    return None
 
 
 def _is_of_directory(path: Path) -> bool:
@@ -134,7 +131,7 @@ def _find_in(folder: Path, name: str) -> Path | None:
     """Return the model of a folder of models that a name, which cannot leave it, refers to."""
     base = _without_type(name)
     path = folder / base
-    if _is_hidden(name):
+    if name.startswith("."):
         return None
     inside = {} if is_model_directory(path) else files_in(path, base)
     if not inside and name == base and os.path.exists(path):
@@ -204,7 +201,7 @@ def _newest(models: Path) -> ModelLocation:
     trained = [path for path in paths if path.resolve() != shipped]
     newest = max(trained, key=_modified, default=None)
     latest = 0.0 if newest is None else _modified(newest)
-    for folder in (models / name for name in entries(models) if not _is_hidden(name)):
+    for folder in (models / name for name in entries(models) if not name.startswith(".")):
         # a model's files are replaced by new ones, which changes the time of its directory
         if os.path.isdir(folder) and folder.stat().st_mtime > latest:
             _require_readable(folder)
@@ -232,16 +229,9 @@ def _modified(folder: Path) -> float:
 
 
 def _models_in(folder: Path) -> list[str]:
-    return [
-        name
-        for name in entries(folder)
-        if not _is_hidden(name) and is_model_directory(folder / name)
-    ]
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether a name is that of a hidden directory, such as one that is being written."""
-    return name.startswith(".")
+    """Return the names of a folder's models, without hidden ones, which may be half written."""
+    names = [name for name in entries(folder) if not name.startswith(".")]
+    return [name for name in names if is_model_directory(folder / name)]
 
 
 def _downloaded_models() -> dict[str, ModelLocation]:

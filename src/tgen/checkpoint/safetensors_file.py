@@ -65,20 +65,15 @@ def serialize_in_parts(
 
     `uint16` is the dtype of uint16 arrays; "BF16" for bits of bfloat16, which NumPy lacks.
     """
-    order = _aligned(arrays)
-    shapes = {name: arrays[name].shape for name in order}
-    dtypes = {name: arrays[name].dtype for name in order}
-    flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order]
-    header = _make_header(shapes, dtypes, metadata or {"format": "pt"}, uint16=uint16)
-    return [header, *(array.data for array in flat)]
+    header = _make_header(arrays, metadata or {"format": "pt"}, uint16)
+    ordered = (np.ascontiguousarray(arrays[name]) for name in _aligned(arrays))
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in ordered)]
 
 
 def serialize_vectors(vectors: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[bytes]:
     """Yield a safetensors file of vectors, (n,), in blocks; they may be larger than the memory."""
-    order = _aligned(vectors)
-    shapes = {name: (len(vectors[name]),) for name in order}
-    yield _make_header(shapes, {name: vectors[name].dtype for name in order}, metadata)
-    for name in order:
+    yield _make_header(vectors, metadata, "U16")
+    for name in _aligned(vectors):
         for block in blocks(vectors[name]):
             yield block.tobytes()
 
@@ -88,20 +83,16 @@ def _aligned(arrays: Mapping[str, Any]) -> list[str]:
     return sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
 
 
-def _make_header(
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, np.dtype[Any]],
-    metadata: Mapping[str, str],
-    *,
-    uint16: str = "U16",
-) -> bytes:
-    """Return the bytes before the tensors, which follow in the order of `shapes`."""
+def _make_header(arrays: Mapping[str, Array], metadata: Mapping[str, str], uint16: str) -> bytes:
+    """Return the bytes before the arrays, which follow in the order of `_aligned`."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtypes[name].itemsize
-        dtype = uint16 if dtypes[name] == np.uint16 else _NAMES[dtypes[name]]
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    for name in _aligned(arrays):
+        array = arrays[name]
+        shape = [len(array)] if isinstance(array, DiskArray) else [*array.shape]
+        start, end = end, end + math.prod(shape) * array.dtype.itemsize
+        dtype = uint16 if array.dtype == np.uint16 else _NAMES[array.dtype]
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -1,7 +1,7 @@
 """All sampling options, each declared once."""
 
 import json
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -281,8 +281,11 @@ class SamplingConfig:
         require(valid, "stop_token_ids", repr(ids), "a list of token ids")
         self._set("stop_token_ids", tuple(map(int, ids)))
         limited = ("stop", "ban", "require", "bias", "dry_breakers", "logit_bias", "stop_token_ids")
-        for name in limited:
-            _check_count(name, getattr(self, name))
+        for name in limited:  # they are looked up at every token
+            if (n := len(getattr(self, name))) > _MAX_STRINGS:
+                kind = "ids" if name in ("logit_bias", "stop_token_ids") else "strings"
+                message = f"{name}: too many {kind} (got {n:,}, limit {_MAX_STRINGS:,})"
+                raise UsageError(message, f"pass fewer {kind}", field=name)
         for value in self.biases.values():
             valid = is_number(value) and abs(value) <= 1e6
             require(valid, "bias", repr(value), "a number from -1e6 to 1e6")
@@ -307,7 +310,8 @@ class SamplingConfig:
                 require(valid, name, repr(value), "a string")
                 _check_text(name, value)
                 if isinstance(value, str):
-                    require(_is_unicode(value), name, repr(value), "valid Unicode")
+                    valid = value.encode(errors="replace").decode() == value  # without surrogates
+                    require(valid, name, repr(value), "valid Unicode")
         # Bytes store their hash; the messages of a check would take long for each row of an input.
         if self.words is not None and not (self.words and isinstance(self.words, bytes)):
             self._set("words", raw(_check_text("words", self.words)))
@@ -368,14 +372,6 @@ def raw(text: Text) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
 
 
-def _check_count(name: str, texts: Sized) -> None:
-    """Limit the strings and ids of an option that are looked up at every token."""
-    if len(texts) > _MAX_STRINGS:
-        kind = "ids" if name in ("logit_bias", "stop_token_ids") else "strings"
-        message = f"{name}: too many {kind} (got {len(texts):,}, limit {_MAX_STRINGS:,})"
-        raise UsageError(message, f"pass fewer {kind}", field=name)
-
-
 def _read_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Return pairs of a token id and its bias; JSON has the ids as strings."""
     expected = 'a number from -100 to 100 per token id, such as {"50256": -100}'
@@ -400,14 +396,6 @@ def _is_id(value: Any) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_text(name: str, text: Any) -> Text:

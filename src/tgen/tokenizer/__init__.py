@@ -2,10 +2,4 @@
 
 from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
-from tgen.tokenizer.train import (
-    DEFAULT_VOCAB_SIZE,
-    make_tokenizer,
-    train_bpe,
-    train_char,
-    train_words,
-)
+from tgen.tokenizer.train import make_tokenizer, train_bpe, train_char, train_words

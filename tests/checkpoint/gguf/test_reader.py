@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.models import TEXT, make_model
 from tgen import api
 from tgen.checkpoint import export, model_dir
-from tgen.checkpoint.gguf import config_fields
+from tgen.checkpoint.gguf import config_fields, reader
 from tgen.checkpoint.gguf import header as gguf_header
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.checkpoint.gguf.writer import write_gguf
@@ -59,6 +59,22 @@ def test_exported_model_is_read(family, values, tokenizer, tmp_path):
     with torch.no_grad():
         ours = Transformer.from_arrays(actual.config, actual.arrays)(tokens)
         assert torch.equal(ours, Transformer.from_arrays(expected.config, expected.arrays)(tokens))
+
+
+def test_file_that_is_replaced_during_the_load_is_read_again(tokenizer, tmp_path, monkeypatch):
+    _, new = export_model(tmp_path / "new", train_char([b"new"]))
+    _, path = export_model(tmp_path, tokenizer)
+    expected = model_dir.load(new)
+
+    def replace_and_read(entries):
+        if new.exists():
+            new.replace(path)
+        return gguf_header.read_tensors(entries)
+
+    monkeypatch.setattr(reader, "read_tensors", replace_and_read)
+    bundle = model_dir.load(path)
+    assert bundle.tokenizer.json == expected.tokenizer.json
+    assert all(np.array_equal(bundle.arrays[n], a) for n, a in expected.arrays.items())
 
 
 @pytest.mark.parametrize("train", [train_char, train_bpe, lambda _: train_char([b"no merges"])])

@@ -122,11 +122,8 @@ _of_thread = threading.local()
 def row_sampler() -> RowSampler | None:
     """The sampler of this thread, if this process has loaded the kernels."""
     sampler: RowSampler | None = getattr(_of_thread, "sampler", None)
-    if sampler is None and (enter := _loaded_kernels()):
-        sampler = _of_thread.sampler = RowSampler(enter)
+    if sampler is None:
+        module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # not imported without llvmlite
+        if enter := module and module.loaded_enter():
+            sampler = _of_thread.sampler = RowSampler(enter)
     return sampler
-
-
-def _loaded_kernels() -> Callable[..., int] | None:
-    module = sys.modules.get("tgen.engine.cpu.kernel_cache")  # not imported without llvmlite
-    return module.loaded_enter() if module else None
