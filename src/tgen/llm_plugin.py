@@ -31,9 +31,9 @@ _HELP = {  # the flags take files
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
     """Register the models that tgen finds, without opening them."""
-    from tgen.checkpoint.model_lookup import list_model_names
+    from tgen.checkpoint.model_lookup import list_models
 
-    for name in filter(str.isprintable, list_model_names()):
+    for name in filter(str.isprintable, list_models()):
         register(TgenModel(name))
 
 

@@ -18,7 +18,7 @@ from tgen.checkpoint.model_lookup import (
     cache_folders,
     data_folder,
     find_model,
-    list_model_names,
+    list_models,
     shipped_model,
 )
 from tgen.errors import ModelError
@@ -158,7 +158,7 @@ def test_unknown_name_lists_the_known_models(empty_home):
     (hub / "datasets--someone--plays").mkdir()
     (hub / "models--..--plays" / "snapshots" / NEWER).mkdir(parents=True)
     names = ["letters", "poems", "sonnets", "shakespeare", "someone/plays"]
-    assert list_model_names() == names
+    assert list(list_models()) == names
     for typed, closest in [("peoms", "poems"), ("play", "someone/plays"), ("sonnet", "sonnets")]:
         with pytest.raises(ModelError) as caught:
             find_model(typed)
@@ -204,7 +204,7 @@ def test_model_that_is_being_written_is_not_found(empty_home):  # noqa: ARG001
     with replacing(Path("models") / "new") as temporary:
         add_model(temporary)
         assert find_model(None).found_by == SHIPPED
-        assert temporary.name not in list_model_names()
+        assert temporary.name not in list_models()
         with pytest.raises(ModelError, match="does not exist"):
             find_model(temporary.name)
     assert find_model(None).path == Path("models/new")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tgen.checkpoint import stored_models
-from tgen.checkpoint.model_lookup import CACHE, DATA, LOCAL, data_folder, find_model
-from tgen.checkpoint.model_lookup import list_model_names as list_names
+from tgen.checkpoint.model_lookup import CACHE, DATA, LOCAL, data_folder, find_model, list_models
 from tgen.errors import ModelError
 
 COMMIT = "a" * 40
@@ -59,7 +58,7 @@ def test_file_in_a_models_folder_is_found_with_and_without_its_ending(home, in_d
     assert find_model("plays-Q8_0.gguf") == (path, found_by)
     only = add_file(folder / "poems" / "poems-v2.Q4_0.gguf")
     assert find_model("poems") == (only, found_by)
-    assert {"plays-Q8_0", "poems"} <= set(list_names())
+    assert {"plays-Q8_0", "poems"} <= set(list_models())
 
 
 def test_folder_with_several_types_needs_the_type(home):  # noqa: ARG001
@@ -157,7 +156,7 @@ def test_models_of_llama_cpp_are_found(home, platform, folder, monkeypatch):
     assert find_model("plays-GGUF:Q8_0").path == other
     for part in ("mmproj-f16", "plays-Q6_K-00002-of-00002"):  # not models
         add_file(folder / f"owner_plays-GGUF_{part}.gguf")
-    assert {name for name in list_names() if "owner" in name} == {
+    assert {name for name in list_models() if "owner" in name} == {
         "owner/plays-GGUF:Q4_0",
         "owner/plays-GGUF:Q8_0",
     }
@@ -178,7 +177,7 @@ def test_models_of_ollama_are_found(home, monkeypatch):
     assert find_model("owner/poems").path == owned
     assert find_model("hf.co/owner/letters-GGUF:Q4_0").path == hub
     for name in ("plays", "plays:270m", "owner/poems"):
-        assert name in list_names()
+        assert name in list_models()
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "elsewhere"))
     with pytest.raises(ModelError, match="does not exist"):
         find_model("plays:270m")

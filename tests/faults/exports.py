@@ -121,7 +121,7 @@ def _write(write: Callable[[], None], killer: CallCounter, _: Any) -> None:
 
 def _check_found() -> str:
     """Return what is wrong with the models that are found; empty: nothing."""
-    names = [name for name in model_lookup.list_model_names() if Path("models", name).exists()]
+    names = [name for name in model_lookup.list_models() if Path("models", name).exists()]
     try:
         for name in names:
             _check_model(Path("models", name))

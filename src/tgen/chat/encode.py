@@ -36,6 +36,7 @@ _CUT = chr(0x10FFFD)  # private use; at the end of a message that is continued
 # Role -> keys that messages of it may have, too.
 _KEYS = {_ASSISTANT: {"tool_calls"}, "tool": {"tool_call_id", "name"}}
 _OF_CALLS = set().union(*_KEYS.values())
+_TOO_LONG_HINT = "shorten the messages or start a new conversation"
 _EXAMPLE = 'pass, for example, [{"role": "user", "content": "Who are you?"}]'
 _Span = tuple[int, int, int]  # an id, and its start and end in the text
 
@@ -125,10 +126,8 @@ class ChatFormat:
         if not ids:
             raise UsageError("the chat template renders these messages as ''", "add a message")
         if len(ids) > self._context_length:  # do not drop the first messages silently
-            raise ContextError(
-                f"the conversation has {len(ids):,} tokens (limit {self._context_length:,})",
-                "shorten the messages or start a new conversation",
-            )
+            n = f"{len(ids):,} tokens (limit {self._context_length:,})"
+            raise ContextError(f"the conversation has {n}", _TOO_LONG_HINT)
         return ids
 
     def write(
@@ -279,12 +278,9 @@ class ChatFormat:
     def _check_length(self, text: str) -> None:
         """Raise ContextError for a text that cannot fit the context, before encoding it."""
         if not self.fits(text):
-            n = self._count_characters(text)
-            raise ContextError(
-                f"the conversation has {n:,} characters, too many for a context of "
-                f"{self._context_length:,} tokens",
-                "shorten the messages or start a new conversation",
-            )
+            n = f"{self._count_characters(text):,} characters"
+            limit = f"a context of {self._context_length:,} tokens"
+            raise ContextError(f"the conversation has {n}, too many for {limit}", _TOO_LONG_HINT)
 
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""
@@ -357,10 +353,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list
         raise UsageError("a message contains an unpaired surrogate", "remove it") from None
     length = sum(map(len, strings))
     if length > MAX_CHARACTERS:
-        raise ContextError(
-            f"the messages are too long ({length:,} characters, limit {MAX_CHARACTERS:,})",
-            "shorten the messages or start a new conversation",
-        )
+        n = f"{length:,} characters, limit {MAX_CHARACTERS:,}"
+        raise ContextError(f"the messages are too long ({n})", _TOO_LONG_HINT)
     return [dict(message) for message in messages]
 
 

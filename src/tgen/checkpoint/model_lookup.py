@@ -141,11 +141,6 @@ def _find_in(folder: Path, name: str) -> Path | None:
     return found[chosen] if chosen else None
 
 
-def list_model_names(models: Path = Path("models")) -> list[str]:
-    """Return the names of all models that can be found without a path, without duplicates."""
-    return list(list_models(models))
-
-
 def list_models(models: Path = Path("models")) -> dict[str, ModelLocation]:
     """Return all models that can be found without a path by name, in the order of the search.
 
@@ -279,7 +274,7 @@ def _unknown(name: str, models: Path) -> UnknownModelError:
         candidates = (known, known.rpartition("/")[2])
         return max(difflib.SequenceMatcher(None, name, text).ratio() for text in candidates)
 
-    closest = sorted(list_model_names(models), key=similarity, reverse=True)
+    closest = sorted(list_models(models), key=similarity, reverse=True)
     return UnknownModelError(
         f"model {name[:200]!r} does not exist: not a path, and not in {', '.join(searched)}",
         f"choose one of these models: {join_names(closest)}",

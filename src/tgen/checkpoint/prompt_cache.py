@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -34,11 +35,9 @@ def check_cache_file(path: Path) -> None:
     if problem := files.output_problem(path):
         raise UsageError(f"--save-cache {path}: {problem}", "name another file")
     if path.is_file():
-        try:
+        with suppress(TgenError):
             _read_header(path)
             return
-        except TgenError:
-            pass
     elif not path.exists():
         return
     raise UsageError(

@@ -371,9 +371,9 @@ def _shown(options: Any, name: str) -> str:
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    from tgen.checkpoint.model_lookup import list_model_names
+    from tgen.checkpoint.model_lookup import list_models
 
-    names = [name for name in list_model_names() if name.isprintable()]
+    names = [name for name in list_models() if name.isprintable()]
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -12,7 +12,7 @@ from support.adapters import save_adapter
 from support.models import make_model
 from support.runs import RUN_JSON
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.model_lookup import data_folder, find_model, list_model_names
+from tgen.checkpoint.model_lookup import data_folder, find_model, list_models
 from tgen.cli.app import run
 from tgen.runs.output_folder import lock_run
 from tgen.storage.sealed_file import encode_header, publish_sealed
@@ -61,7 +61,7 @@ def test_list_has_every_name_that_is_found(models):
     assert status == 0, err
     record = json.loads(out)
     assert record["schema"] == "tgen.models/1"
-    assert [one["name"] for one in record["models"]] == list_model_names()
+    assert [one["name"] for one in record["models"]] == list(list_models())
     by_name = {one["name"]: one for one in record["models"]}
     for name, one in by_name.items():
         assert (Path(one["path"]), one["found_by"]) == find_model(name)

@@ -31,8 +31,6 @@ from tgen.tokenizer.patterns import (
     VIKING,
 )
 
-TRANSFORMERS_HINT = "use --to transformers, which keeps it"
-
 
 class PreTokenizer(NamedTuple):
     """One way of splitting a text into words."""
@@ -86,6 +84,11 @@ _SAME = {
 ALIASES = {alias: name for name, aliases in _SAME.items() for alias in aliases.split()}
 
 
+def tokenizer_error(reason: str) -> TokenizerError:
+    """Return the error of a tokenizer that llama.cpp would not use as it is."""
+    return TokenizerError(reason[:200], "use --to transformers, which keeps it")
+
+
 def find_name(tokenizer: Tokenizer) -> str:
     """Return llama.cpp's name of the pre-tokenizer; raises TokenizerError if none fits."""
     spec = tokenizer.spec
@@ -105,9 +108,7 @@ def find_name(tokenizer: Tokenizer) -> str:
         with_or_without = (
             f"with {', '.join(spec.normalizers)}" if spec.normalizers else "without NFC"
         )
-        raise TokenizerError(
-            f"GGUF has no name for {names[0]} {with_or_without}", TRANSFORMERS_HINT
-        )
+        raise tokenizer_error(f"GGUF has no name for {names[0]} {with_or_without}")
     for name in fitting:
         # If merges turn each token's text into that token, looking it up changes nothing.
         if PRE_TOKENIZERS[name].ignore_merges == spec.ignore_merges or _merges_give_every_token(
@@ -116,9 +117,7 @@ def find_name(tokenizer: Tokenizer) -> str:
             return name
     lookup = "does not look up" if spec.ignore_merges else "looks up"
     kept = "does" if spec.ignore_merges else "does not"
-    raise TokenizerError(
-        f"GGUF's {fitting[0]} {lookup} whole words, as this tokenizer {kept}", TRANSFORMERS_HINT
-    )
+    raise tokenizer_error(f"GGUF's {fitting[0]} {lookup} whole words, as this tokenizer {kept}")
 
 
 def _split(pre_tokenizer: PreTokenizer) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from unicodedata import normalize
 
 from tgen.checkpoint.gguf import pre_tokenizers
-from tgen.checkpoint.gguf.pre_tokenizers import TRANSFORMERS_HINT
+from tgen.checkpoint.gguf.pre_tokenizers import tokenizer_error
 from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 from tgen.tokenizer.backend import MergesOfText
@@ -79,37 +79,29 @@ def scores_of(
     known = set(pairs)
     if more := next((pair for pair in expected if pair not in known), None):
         left, right = more
-        raise TokenizerError(
-            f"llama.cpp would also merge {left!r} and {right!r}"[:200], TRANSFORMERS_HINT
-        )
+        raise tokenizer_error(f"llama.cpp would also merge {left!r} and {right!r}")
     # the order of one token's own pairs matters only where they overlap
     for pair, other in zip_longest(pairs, expected, fillvalue=("", "")):
         if "".join(pair) != "".join(other):
-            raise TokenizerError(
-                f"GGUF cannot store the order of the merges of {''.join(pair)!r}"[:200],
-                TRANSFORMERS_HINT,
-            )
+            raise tokenizer_error(f"GGUF cannot store the order of the merges of {''.join(pair)!r}")
     return scores
 
 
 def check_words(vocab: Mapping[str, int]) -> None:
     """Raise TokenizerError if a token spans words, for a tokenizer that splits texts at spaces."""
     if spanning := next((name for name in vocab if SPACE in name[1:]), None):
-        raise TokenizerError(
-            f"the token {spanning!r} spans words, at which llama.cpp does not split texts"[:200],
-            TRANSFORMERS_HINT,
+        raise tokenizer_error(
+            f"the token {spanning!r} spans words, at which llama.cpp does not split texts"
         )
 
 
 def check_tokens(vocab: Mapping[str, int]) -> None:
     """Raise TokenizerError if llama.cpp cannot read a token, or stops at a byte without one."""
     if unreadable := next((name for name in vocab if "\0" in name), None):
-        raise TokenizerError(
-            f"llama.cpp cannot read the token {unreadable!r}"[:200], TRANSFORMERS_HINT
-        )
+        raise tokenizer_error(f"llama.cpp cannot read the token {unreadable!r}")
     for byte, name in enumerate(BYTE_TOKENS):
         if name not in vocab and (byte > 127 or chr(byte) not in vocab):
-            raise TokenizerError(f"llama.cpp needs a token {name}", TRANSFORMERS_HINT)
+            raise tokenizer_error(f"llama.cpp needs a token {name}")
 
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types
@@ -154,7 +146,7 @@ def to_fields(
     if spec.word_end or spec.word_level or (spec.normalizers and not spec.byte_level):
         has_words = spec.word_end or spec.word_level
         what = "a tokenizer of words" if has_words else f"the normalizer {spec.normalizers[0]}"
-        raise TokenizerError(f"GGUF cannot store {what}", TRANSFORMERS_HINT)
+        raise tokenizer_error(f"GGUF cannot store {what}")
     tokens, types = _tokens_and_types(tokenizer, n_tokens)
     ids: dict[str, int | None] = dict(zip(_END_KEYS, ends, strict=False))
     ids |= {"bos": start[0] if start else bos, "padding": pad}
@@ -230,9 +222,8 @@ def _check_flags(tokenizer: Tokenizer, token: AddedToken, name: str) -> None:
             "give it another name, or use --to transformers",
         )
     if unsupported := [flag for flag, value in flags.items() if value]:
-        raise TokenizerError(
-            f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"[:200],
-            TRANSFORMERS_HINT,
+        raise tokenizer_error(
+            f"GGUF cannot store {unsupported[0]} of the added token {token.content!r}"
         )
 
 
