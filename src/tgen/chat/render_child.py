@@ -7,7 +7,7 @@ the time and memory of this process.
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -59,17 +59,6 @@ def _raise_exception(message: object) -> None:
     raise _RejectedError(str(message))
 
 
-def _make_strftime(now: str | None) -> Callable[[str], str]:
-    """Return the function `strftime_now` of templates; `now` is an ISO time, None the current."""
-
-    def strftime_now(date_format: str) -> str:
-        return (datetime.now() if now is None else datetime.fromisoformat(now)).strftime(
-            date_format
-        )
-
-    return strftime_now
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -118,10 +107,11 @@ def _render(source: str, variables: Mapping[str, Any]) -> str:
 def handle_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return `texts`, one per conversation, or the reason as `rejected` or `failed` with the number
     of the conversation as `at`."""
+    now = datetime.fromisoformat(request["now"]) if request["now"] else datetime.now()
     shared = {
         **request["variables"],
         "documents": None,
-        "strftime_now": _make_strftime(request["now"]),
+        "strftime_now": lambda date_format: now.strftime(date_format),
     }
     texts: list[str] = []
     try:
