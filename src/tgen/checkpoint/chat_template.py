@@ -55,18 +55,16 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 def chat_template_source(path: Path) -> str | None:
     """Return the chat template of a model directory or a GGUF file; None without a valid one."""
-    try:
+    with suppress(TgenError):
         return read_chat_template(path).source
-    except TgenError:
-        return None
+    return None
 
 
 def special_tokens(path: Path) -> dict[str, str]:
     """Return the texts of `bos_token`, `eos_token` and so on that a model's files name."""
-    try:
+    with suppress(TgenError):
         return _read(path)[1]
-    except TgenError:
-        return {}
+    return {}
 
 
 def read_end_ids(path: Path, added_tokens: Mapping[str, int]) -> list[int]:

@@ -303,101 +303,94 @@ def _require_factor(name: str, value: float) -> None:
 _LAYER_NORM = dict(norm="layer_norm", norm_placement="pre", attention_bias=True,
                    output_bias=True, feed_forward_bias=True, qk_norm=False, tied_embeddings=True,
                    norm_eps=1e-5)  # fmt: skip
+_LEARNED = _LAYER_NORM | dict(position="learned", activation="gelu_tanh")
 _ROTARY = dict(position="rotary", norm="rms_norm", norm_placement="pre", activation="swiglu",
                attention_bias=False, output_bias=False, feed_forward_bias=False, qk_norm=False,
                tied_embeddings=True, norm_eps=1e-6)  # fmt: skip
+_UNTIED = _ROTARY | dict(tied_embeddings=False)
+_OLMO = _UNTIED | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True)
 _SHARED = dict(position="rotary", norm_placement="shared", activation="gelu_tanh", head_bias=True,
                tied_embeddings=False)  # fmt: skip
 _COHERE = dict(norm="layer_norm", norm_parameters="weight", norm_placement="shared",
                norm_eps=1e-5)  # fmt: skip
+_YARN = RopeScaling(kind="yarn", factor=16.0, original_context_length=16_384, query_growth=0.1)
 # Defaults of each family: the table in docs/architecture.md.
 FAMILIES: dict[str, dict[str, Any]] = {
     "classic": _LAYER_NORM | dict(position="sinusoidal", norm_placement="post", activation="relu"),
-    "gpt2": _LAYER_NORM | dict(position="learned", activation="gelu_tanh"),
-    "gpt_neo": _LAYER_NORM
-    | dict(position="learned", activation="gelu_tanh", attention_bias=False, attention_scale=1.0),
+    "gpt2": _LEARNED,
+    "gpt_neo": _LEARNED | dict(attention_bias=False, attention_scale=1.0),
     "gpt_neox": _LAYER_NORM
     | dict(position="rotary", norm_placement="parallel", activation="gelu", tied_embeddings=False),
     "llama": _ROTARY,
-    "mistral": _ROTARY | dict(tied_embeddings=False, norm_eps=1e-5),
+    "mistral": _UNTIED | dict(norm_eps=1e-5),
     "qwen2": _ROTARY | dict(attention_bias=True),
     "qwen3": _ROTARY | dict(qk_norm=True),
-    "phi3": _ROTARY | dict(tied_embeddings=False, norm_eps=1e-5),
+    "phi3": _UNTIED | dict(norm_eps=1e-5),
     "gemma3": _ROTARY
     | dict(norm_placement="sandwich", norm_adds_one=True, activation="geglu", qk_norm=True),
-    "olmo2": _ROTARY
-    | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True, tied_embeddings=False),
+    "olmo2": _OLMO,
     "smollm3": _ROTARY,
-    "granite": _ROTARY | dict(tied_embeddings=False),
+    "granite": _UNTIED,
     "starcoder2": _LAYER_NORM | dict(position="rotary", activation="gelu_tanh"),
     "gemma": _ROTARY | dict(norm_adds_one=True, activation="geglu"),
-    "olmo": _ROTARY | dict(norm="layer_norm", norm_parameters="none", tied_embeddings=False,
-                           norm_eps=1e-5),
-    "olmo3": _ROTARY
-    | dict(norm_placement="output", qk_norm=True, qk_norm_over_heads=True, tied_embeddings=False,
-           rope_theta=500_000.0, local_rope_theta=500_000.0),
+    "olmo": _UNTIED | dict(norm="layer_norm", norm_parameters="none", norm_eps=1e-5),
+    "olmo3": _OLMO | dict(rope_theta=500_000.0, local_rope_theta=500_000.0),
     "phi": _LAYER_NORM | _SHARED,
     "gptj": _LAYER_NORM | _SHARED | dict(attention_bias=False, output_bias=False),
-    "opt": _LAYER_NORM | dict(position="learned", activation="relu"),
-    "gpt_bigcode": _LAYER_NORM | dict(position="learned", activation="gelu_tanh"),
-    "stablelm": _ROTARY | dict(norm="layer_norm", tied_embeddings=False, norm_eps=1e-5),
+    "opt": _LEARNED | dict(activation="relu"),
+    "gpt_bigcode": _LEARNED,
+    "stablelm": _UNTIED | dict(norm="layer_norm", norm_eps=1e-5),
     "cohere": _ROTARY | _COHERE,
     "cohere2": _ROTARY | _COHERE,
-    "glm4": _ROTARY | dict(norm_placement="sandwich", attention_bias=True, tied_embeddings=False),
-    "ministral3": _ROTARY
-    | dict(tied_embeddings=False, norm_eps=1e-5,
-           rope_scaling=RopeScaling(kind="yarn", factor=16.0, original_context_length=16_384,
-                                    query_growth=0.1)),
-    "arcee": _ROTARY | dict(activation="relu2", tied_embeddings=False, norm_eps=1e-5),
-    "seed_oss": _ROTARY | dict(attention_bias=True, tied_embeddings=False),
+    "glm4": _UNTIED | dict(norm_placement="sandwich", attention_bias=True),
+    "ministral3": _UNTIED | dict(norm_eps=1e-5, rope_scaling=_YARN),
+    "arcee": _UNTIED | dict(activation="relu2", norm_eps=1e-5),
+    "seed_oss": _UNTIED | dict(attention_bias=True),
     "hunyuan": _ROTARY | dict(qk_norm=True, qk_norm_after_rope=True, norm_eps=1e-5),
-    "exaone4": _ROTARY
-    | dict(norm_placement="output", qk_norm=True, tied_embeddings=False, norm_eps=1e-5),
-}  # fmt: skip
+    "exaone4": _UNTIED | dict(norm_placement="output", qk_norm=True, norm_eps=1e-5),
+}
 
 # Fields that may differ from the family's defaults.
 _ANY_NORM = {"tied_embeddings", "norm_eps"}
 _ANY_ROPE = _ANY_NORM | {"rope_theta", "rope_scaling"}
 _SAME_BIAS = {"attention_bias", "output_bias"}  # one key for both, but in seed_oss
+_ANY_BIAS = _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"}
+_WINDOWS = {"sliding_window", "sliding_layers"}
 _FREE = {
     "classic": _ANY_NORM | {"position", "activation"},
     "gpt2": _ANY_NORM | {"activation"},
-    "gpt_neo": _ANY_NORM | {"activation", "sliding_window", "sliding_layers"},
+    "gpt_neo": _ANY_NORM | _WINDOWS | {"activation"},
     "gpt_neox": _ANY_ROPE | _SAME_BIAS | {"activation", "norm_placement", "rotary_dim"},
-    "llama": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
+    "llama": _ANY_BIAS,
     "mistral": _ANY_ROPE | {"sliding_window"},
     "qwen2": _ANY_ROPE,
     "qwen3": _ANY_ROPE | _SAME_BIAS,
     "phi3": _ANY_ROPE | {"rotary_dim", "sliding_window"},
     "gemma3": _ANY_ROPE
     | _SAME_BIAS
-    | {"local_rope_theta", "attention_scale", "embedding_scale", "sliding_window"}
-    | {"sliding_layers"},
+    | _WINDOWS
+    | {"local_rope_theta", "attention_scale", "embedding_scale"},
     "olmo2": _ANY_ROPE | _SAME_BIAS,
-    "smollm3": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias", "rope_layers"},
-    "granite": _ANY_ROPE
-    | _SAME_BIAS
-    | {"feed_forward_bias", "attention_scale", "embedding_scale", "residual_scale"}
-    | {"logits_divisor"},
+    "smollm3": _ANY_BIAS | {"rope_layers"},
+    "granite": _ANY_BIAS
+    | {"attention_scale", "embedding_scale", "residual_scale", "logits_divisor"},
     "starcoder2": _ANY_ROPE | {"activation", "sliding_window"},
     "gemma": _ANY_ROPE | _SAME_BIAS | {"embedding_scale"},
     "olmo": (_ANY_ROPE | _SAME_BIAS) - {"norm_eps"},
-    "olmo3": _ANY_ROPE | _SAME_BIAS | {"local_rope_theta", "sliding_window", "sliding_layers"},
+    "olmo3": _ANY_ROPE | _SAME_BIAS | _WINDOWS | {"local_rope_theta"},
     "phi": _ANY_ROPE | {"activation", "rotary_dim"},
     "gptj": _ANY_NORM | {"activation", "rotary_dim"},
     "opt": {"tied_embeddings", "activation"},
     "gpt_bigcode": _ANY_NORM | {"activation"},
     "stablelm": _ANY_ROPE | {"attention_bias", "norm_placement", "rotary_dim"},
     "cohere": _ANY_ROPE | _SAME_BIAS | {"logits_divisor"},
-    "cohere2": _ANY_ROPE
-    | _SAME_BIAS
-    | {"logits_divisor", "sliding_window", "sliding_layers", "rope_layers"},
+    "cohere2": _ANY_ROPE | _SAME_BIAS | _WINDOWS | {"logits_divisor", "rope_layers"},
     "glm4": _ANY_ROPE | {"attention_bias", "rotary_dim"},
     "ministral3": _ANY_ROPE | {"sliding_window"},
-    "arcee": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
-    "seed_oss": _ANY_ROPE | _SAME_BIAS | {"feed_forward_bias"},
+    "arcee": _ANY_BIAS,
+    "seed_oss": _ANY_BIAS,
     "hunyuan": _ANY_ROPE | _SAME_BIAS,
-    "exaone4": _ANY_ROPE | {"sliding_window", "sliding_layers", "rope_layers"},
+    "exaone4": _ANY_ROPE | _WINDOWS | {"rope_layers"},
 }
 _ONE_BIAS_KEY = {family for family, free in _FREE.items() if free >= _SAME_BIAS} - {"seed_oss"}
 _ROPE_WITHIN_WINDOW = {"cohere2", "exaone4"}  # other layers do not rotate

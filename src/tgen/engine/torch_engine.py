@@ -121,12 +121,6 @@ class TorchEngine(CachingEngine):
             return _to_numpy(self.model.logits(rows))
 
     @torch.inference_mode()
-    def step(self, tokens: Sequence[int]) -> Logits:
-        """Append one token to each sequence, with fixed shapes: see `GraphedStep`."""
-        with self._lock, self._autocast:
-            return _to_numpy(self._graphed_step.step(list(tokens)))
-
-    @torch.inference_mode()
     def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
         with self._lock:
