@@ -5,6 +5,7 @@ Between two tokens the helpers poll for the next pass; after a while without one
 
 import os
 import threading
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,18 +81,12 @@ class ThreadPool:
             self._asleep[i] = False
 
 
-_pool = ThreadPool()
-
-
-def _reset_pool() -> None:
-    global _pool
-    _pool = ThreadPool()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_pool)  # a fork has none of its parent's threads
-
-
+@cache
 def thread_pool() -> ThreadPool:
     """The thread pool of this process."""
-    return _pool
+    return ThreadPool()
+
+
+thread_pool()  # the only one, whatever threads call this function
+if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
+    os.register_at_fork(after_in_child=thread_pool.cache_clear)
