@@ -121,19 +121,14 @@ class Rows:
     scale: float
 
 
-class LowRankLinear(nn.Module):
+class LowRankLinear(FrozenLinear):
     """A frozen linear layer with pairs (A, B) that are trained."""
-
-    weight: Tensor  # (out, in), frozen
-    bias: Tensor | None
 
     def __init__(
         self, frozen: FrozenLinear, rows: Sequence[Rows], a: nn.Parameter, b: Sequence[nn.Parameter]
     ) -> None:
         """`a` (sum of ranks, in) has the A of all `rows`, `b` (n_rows, rank) is one B for each."""
-        super().__init__()
-        self.register_buffer("weight", frozen.weight, persistent=False)
-        self.register_buffer("bias", frozen.bias, persistent=False)
+        super().__init__(frozen.weight, frozen.bias)
         self.rows = tuple(rows)
         self.a, self.b = a, nn.ParameterList(b)
 
@@ -214,7 +209,6 @@ def attach(model: Transformer, layout: Layout, shapes: Mapping[str, Shape], *, s
     every B is zero. Matrices that are parts of one of transformers' share its A."""
     shared: dict[tuple[str, ...], nn.Parameter] = {}
     for name, parts, linear in _adapted(model, layout, shapes):
-        assert isinstance(linear, FrozenLinear), name
         key = tuple(part.pair for part in parts)
         if key not in shared:
             a = [sample_a(p.pair, shapes[p.pair].rank, p.n_inputs, seed) for p in parts]
@@ -260,12 +254,12 @@ def load_pairs(model: Transformer, layout: Layout, pairs: Mapping[str, Pair]) ->
 
 def _adapted(
     model: Transformer, layout: Layout, shapes: Mapping[str, Shape]
-) -> list[tuple[str, list[Part], FrozenLinear | LowRankLinear]]:
+) -> list[tuple[str, list[Part], FrozenLinear]]:
     """Return the matrices with pairs: their name, the parts with a pair, and the layer."""
     found = []
     for name, every in layout.items():
         if parts := [part for part in every if part.pair in shapes]:
             linear = model.get_submodule(name.removesuffix(".weight"))
-            assert isinstance(linear, FrozenLinear | LowRankLinear), name
+            assert isinstance(linear, FrozenLinear), name
             found.append((name, parts, linear))
     return found

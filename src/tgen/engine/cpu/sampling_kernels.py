@@ -222,13 +222,8 @@ def _sort_best(x, n, k, maximum, ids, values):
 
 
 @compiled
-def _sample_candidate(request, maximum, found, is_all):
+def _sample_candidate(request, x, n, ids, values, maximum, found, is_all):
     """Return the sampled token, or -1 if more candidates than the `found` first ones are needed."""
-    x, n = int(load_double(request, ROW_PTR)), int(load_double(request, N_CANDIDATES))
-    ids, values = (
-        int(load_double(request, CANDIDATES_PTR)),
-        int(load_double(request, CANDIDATE_LOGITS_PTR)),
-    )
     top_p, log_min_p = load_double(request, TOP_P), load_double(request, LOG_MIN_P)
     factor = _F(1 / load_double(request, TEMPERATURE))
     if top_p < 1:
@@ -284,7 +279,8 @@ def sample_row(request):
     token, k = -1, min(n, top_k if top_k else _FIRST_CANDIDATES)
     while token < 0 and np.isfinite(maximum):
         found = _sort_best(x, n, k, maximum, ids, values)
-        token = _sample_candidate(request, maximum, found, top_k > 0 or k == n or found < k)
+        is_all = top_k > 0 or k == n or found < k
+        token = _sample_candidate(request, x, n, ids, values, maximum, found, is_all)
         k = min(n, _GROWTH * k)
     store_double(request, RESULT, np.float64(token))
 
