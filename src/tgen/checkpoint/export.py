@@ -84,13 +84,10 @@ def export_gguf(
 
 def _card_fields(bundle: ModelBundle, name: str) -> dict[str, Any]:
     """Return the fields of a GGUF file that describe a model, from its card."""
-    card = {
-        key: text.strip("\"'") for key, text in model_card.read_fields(bundle.named_path).items()
-    }
+    read = model_card.read_fields(bundle.named_path)
+    card = {key: text.strip("\"'") for key, text in read.items()}
     fields: dict[str, Any] = {"general.description": f"{name}, exported by tgen {__version__}"}
-    for key, field in model_card.GGUF_FIELDS.items():
-        if key in card:
-            fields[field] = card[key]
+    fields |= {field: card[key] for key, field in model_card.GGUF_FIELDS.items() if key in card}
     if "base_model" in card:
         fields["general.base_model.count"] = 1
     return fields

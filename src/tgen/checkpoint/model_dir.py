@@ -36,6 +36,7 @@ from tgen.checkpoint.model_files import (
     stamp_files,
 )
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES
+from tgen.checkpoint.tensor_mapping import shapes_by_name
 from tgen.config import ModelConfig, SamplingConfig, StoredAs
 from tgen.errors import ModelError, TgenError
 from tgen.machine.memory import check_ram
@@ -408,9 +409,7 @@ def _find_tensors(
             )
         config = replace(config, tied_embeddings=True)
     tensor_names.check_shapes(config, shapes)
-    used = {name for mapping in tensor_names.tensor_mappings(config) for name in mapping.theirs} | {
-        head
-    }
+    used = {head, *shapes_by_name(tensor_names.tensor_mappings(config))}
     headers = {
         file: {name: entry for name, entry in header.items() if names.get(name) in used}
         for file, header in headers.items()
