@@ -5,8 +5,8 @@ To add a family that llama.cpp has, add it to `ARCHITECTURES`, and what llama.cp
 """
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
@@ -118,8 +118,7 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
         case "gemma3":
             if windowed_layers is None:
                 yield f"sliding_layers={config.sliding_layers}"
-            sizes = {name: getattr(config, name) for name in ("d_model", "n_heads", "head_dim")}
-            if not math.isclose(config.score_scale, gemma_scale(config.n_layers, **sizes)):
+            if not math.isclose(config.score_scale, gemma_scale(vars(config))):
                 yield f"attention_scale={config.attention_scale} in {family}"
         case "smollm3":
             layers = range(config.n_layers)
@@ -147,10 +146,11 @@ def window_pattern(config: ModelConfig) -> int | None:
     return None
 
 
-def gemma_scale(n_layers: int, *, d_model: int, n_heads: int, head_dim: int) -> float:
-    """Return the attention scale that llama.cpp uses for a gemma3; the 27B model has 62 layers."""
-    scale: float = (d_model / n_heads if n_layers == 62 else head_dim) ** -0.5
-    return scale
+def gemma_scale(shape: Mapping[str, Any]) -> float:
+    """Return the attention scale that llama.cpp uses for a gemma3 with these fields of ModelConfig;
+    the 27B model has 62 layers."""
+    per_head = shape["d_model"] / shape["n_heads"]
+    return float((per_head if shape["n_layers"] == 62 else shape["head_dim"]) ** -0.5)
 
 
 def describe_differences(config: ModelConfig) -> list[str]:

@@ -313,12 +313,9 @@ def _read_family(family: str, own: Mapping[str, Any], shape: Mapping[str, Any]) 
                 return {"sliding_window": None}
             return windows | {"rope_layers": windows["sliding_layers"]}
         case "gemma3":
-            names = ("d_model", "n_heads", "head_dim")
             return {
                 "embedding_scale": math.sqrt(shape["d_model"]),
-                "attention_scale": gemma_scale(
-                    len(layers), **{name: shape[name] for name in names}
-                ),
+                "attention_scale": gemma_scale(shape),
                 "local_rope_theta": _number(own, _LOCAL_THETA, 10_000.0),
             } | _windows(own, _GEMMA_PATTERN, layers)
         case "smollm3":
