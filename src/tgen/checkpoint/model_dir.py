@@ -182,7 +182,7 @@ def save(
         **build_metadata_files(config, tokenizer, inherited=inherited)
     }
     if ngrams:
-        contents[NGRAMS] = safetensors_file.serialize_in_parts(ngrams)
+        contents[NGRAMS] = safetensors_file.serialize(ngrams)
     elif (path / NGRAMS).exists():
         files.remove(path / NGRAMS)  # built from another text
     stored = tensor_names.to_hf_arrays(config, arrays)

@@ -55,7 +55,7 @@ def save(path: Path, arrays: Mapping[str, NDArray[Any]], model: ModelIdentity) -
         "sha256": _digest(arrays),
     }
     texts = {name: np.frombuffer(text, np.uint8) for name, text in labels.items()}
-    files.write_output(path, safetensors_file.serialize_in_parts({**arrays, **texts}))
+    files.write_output(path, safetensors_file.serialize({**arrays, **texts}))
 
 
 def load(path: Path, config: ModelConfig, model: ModelIdentity) -> dict[str, NDArray[Any]]:

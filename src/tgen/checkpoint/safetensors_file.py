@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.errors import ModelError
@@ -55,13 +56,18 @@ class TensorEntry(NamedTuple):
     strides: tuple[int, ...] | None = None  # in values, if they are not in the order of the axes
 
 
+def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a safetensors file; arrays must be contiguous."""
+    return save(dict(arrays), metadata={"format": "pt"})
+
+
 def serialize_in_parts(
     arrays: Mapping[str, NDArray[Any]],
     *,
     uint16: str = "U16",
     metadata: Mapping[str, str] | None = None,
 ) -> list[bytes | memoryview]:
-    """Return a safetensors file in blocks: the library's bytes, without a copy of the arrays.
+    """Serialize as `serialize`, byte for byte, but without copying: for large, frequent saves.
 
     `uint16` is the dtype of uint16 arrays; "BF16" for bits of bfloat16, which NumPy lacks.
     """

@@ -3,3 +3,17 @@
 from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
 from tgen.tokenizer.train import make_tokenizer, train_bpe, train_char, train_words
+
+__all__ = [
+    "BYTE_CHARACTERS",
+    "DEFAULT_VOCAB_SIZE",
+    "END_OF_TEXT",
+    "PAD",
+    "TextStream",
+    "TokenBytes",
+    "Tokenizer",
+    "make_tokenizer",
+    "train_bpe",
+    "train_char",
+    "train_words",
+]
