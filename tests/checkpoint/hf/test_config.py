@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -32,12 +33,11 @@ def write(variant: str, path) -> dict[str, Any]:
     return json.loads((path / "config.json").read_text())
 
 
-def filled_in(values: dict[str, Any], path) -> ModelConfig | None:
+def filled_in(values: dict[str, Any]) -> ModelConfig | None:
     """Read what transformers makes of a config.json; None if either refuses it."""
-    (path / "config.json").write_text(json.dumps(values))
     try:
-        whole = transformers.AutoConfig.from_pretrained(path).to_dict()
-        return from_json(whole)
+        kind = transformers.CONFIG_MAPPING[values["model_type"]]
+        return from_json(kind.from_dict(deepcopy(values)).to_dict())
     except Exception:  # of many kinds
         return None
 
@@ -79,13 +79,16 @@ def in_older_spelling(values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("older", [False, True], ids=["5", "4"])
 @pytest.mark.parametrize("variant", VARIANTS | IN_VERSION_5)
 def test_missing_and_null_keys_are_what_transformers_fills_in(variant, older, tmp_path):
-    values = write(variant, tmp_path)
+    values = known = write(variant, tmp_path)
     expected = from_json(values)
     if older:
         values = in_older_spelling(values)
     assert from_json(values) == expected
     n_compared = 0
     for key, smaller in changed(values):
+        name = key.partition(".")[0]
+        if older and name in known and known[name] == values[name]:
+            continue  # spelled as in version 5
         if (
             key in SIZES
             and key not in smaller
@@ -94,11 +97,11 @@ def test_missing_and_null_keys_are_what_transformers_fills_in(variant, older, tm
             with pytest.raises(ModelError, match="lacks '"):
                 from_json(smaller)
             continue
-        theirs = filled_in(smaller, tmp_path)
+        theirs = filled_in(smaller)
         if theirs is not None:
             assert from_json(smaller) == theirs, key
             n_compared += 1
-    assert n_compared >= 15
+    assert older or n_compared >= 15
 
 
 ODD = [
