@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import torch
 
-from tgen.training.optimizers import Muon, orthogonalize, orthogonalize_parts
+from tgen.training.optimizers import AdamW, Muon, orthogonalize, orthogonalize_parts
 
 
 def test_muon_update_is_nearly_orthogonal():
@@ -50,37 +51,48 @@ def test_muon_is_orthogonalized_nesterov_momentum_with_decoupled_weight_decay():
         assert torch.allclose(matrix, wanted, atol=1e-5)
 
 
-def test_adamw_equals_torch_bit_for_bit_without_importing_its_compiler():
+def adamw_parameters() -> tuple[list[torch.nn.Parameter], list[dict[str, Any]]]:
+    """Return parameters and their groups."""
+    torch.manual_seed(0)
+    some = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((5, 3), (7,), (2,))]
+    decayed = {"params": some[:1], "lr": 0.1, "weight_decay": 0.3}
+    return some, [decayed, {"params": some[1:], "lr": 0.1, "weight_decay": 0.0}]
+
+
+def test_adamw_equals_torch_bit_for_bit():
+    (ours, our_groups), (theirs, their_groups) = adamw_parameters(), adamw_parameters()
+    mine = AdamW(our_groups, beta1=0.8, beta2=0.9)
+    gradients = [[torch.randn_like(p) for p in ours[:2]] for _ in range(5)]
+
+    def take(optimizer, parameters):
+        for step, gradient in enumerate(gradients):
+            for parameter, grad in zip(parameters[:2], gradient, strict=True):  # the last has none
+                parameter.grad = grad.clone()
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (step + 1)
+            yield torch.tensor(float(step == 2))
+
+    for found_inf in take(mine, ours):
+        mine.step(found_inf=found_inf)
+    torchs: Any = torch.optim.AdamW(their_groups, betas=(0.8, 0.9), fused=True)
+    for found_inf in take(torchs, theirs):
+        torchs.found_inf = found_inf
+        torchs.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+        assert mine.state.get(a, {}).keys() == torchs.state.get(b, {}).keys()
+        assert all(torch.equal(mine.state[a][k], torchs.state[b][k]) for k in mine.state.get(a, {}))
+    assert not torch.equal(ours[0], adamw_parameters()[0][0])
+
+
+def test_adamw_does_not_import_torchs_compiler():
     script = """
 import sys, torch
 from tgen.training.optimizers import AdamW
-def tensors():
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(7)),
-            torch.nn.Parameter(torch.randn(2))]
-ours, theirs = tensors(), tensors()
-def groups(parameters):
-    return [{"params": parameters[:1], "lr": 0.1, "weight_decay": 0.3},
-            {"params": parameters[1:], "lr": 0.1, "weight_decay": 0.0}]
-mine = AdamW(groups(ours), beta1=0.8, beta2=0.9)
-gradients = [[torch.randn_like(p) for p in ours[:2]] for _ in range(5)]
-def take(optimizer, parameters):
-    for step, gradient in enumerate(gradients):
-        for parameter, grad in zip(parameters, gradient):  # the last parameter has no gradient
-            parameter.grad = grad.clone()
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (step + 1)
-        yield torch.tensor(float(step == 2))
-for found_inf in take(mine, ours):
-    mine.step(found_inf=found_inf)
+parameter = torch.nn.Parameter(torch.ones(5, 3))
+optimizer = AdamW([{"params": [parameter], "lr": 0.1, "weight_decay": 0.3}], beta1=0.8, beta2=0.9)
+parameter.grad = torch.ones(5, 3)
+optimizer.step(found_inf=torch.tensor(0.0))
 assert "torch._dynamo" not in sys.modules
-torchs = torch.optim.AdamW(groups(theirs), betas=(0.8, 0.9), fused=True)
-for torchs.found_inf in take(torchs, theirs):
-    torchs.step()
-for a, b in zip(ours, theirs):
-    assert torch.equal(a, b)
-    assert mine.state.get(a, {}).keys() == torchs.state.get(b, {}).keys()
-    assert all(torch.equal(mine.state[a][k], torchs.state[b][k]) for k in mine.state.get(a, {}))
-assert not torch.equal(ours[0], tensors()[0])
 """
     subprocess.run([sys.executable, "-c", script], check=True)
