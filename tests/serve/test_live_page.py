@@ -2,14 +2,14 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.command import clean_environment, tgen
+from support.command import tgen
 from support.models import make_model
 from support.servers import ServerProcess, serving
 from tgen.checkpoint import model_dir
@@ -149,21 +149,22 @@ def test_a_text_streams_and_its_command_repeats_it(page: Page) -> None:
     assert "40 tokens" in page.find("status").text
 
 
-@pytest.mark.parametrize("prompt", ["-", "a\0b", "\0", "\ufeffWhat", "it's\té\n", "\x1b[1m\\"])
-def test_the_command_repeats_prompts_that_a_shell_could_change(page: Page, prompt: str) -> None:
-    page.wait(page.find("main").is_displayed)
-    page.run("document.getElementById('prompt').value = arguments[0]", prompt)
-    page.find("max-tokens").clear()
-    page.find("max-tokens").send_keys("12")
-    page.find("continue").click()
-    page.wait_for_end()
-    script = 'tgen() { "$0" -m tgen "$@" --quiet --threads 1; }; '
-    script += page.find("command").get_property("textContent")
-    shell = ["bash", "-c", script, sys.executable]
-    folder = SHIPPED.parent.parent  # where --model finds it
-    environment = clean_environment()
-    done = subprocess.run(shell, capture_output=True, cwd=folder, env=environment, check=True)
-    assert page.generated().strip() == done.stdout.strip()
+def test_the_command_repeats_prompts_that_a_shell_could_change(page: Page, tmp_path: Path) -> None:
+    page.fill(seed=3, n=12)
+    for prompt in ("-", "a\0b", "\0", "\ufeffWhat", "it's\té\n", "\x1b[1m\\"):
+        page.find("new").click()
+        page.run("document.getElementById('prompt').value = arguments[0]", prompt)
+        page.find("continue").click()
+        page.wait_for_end()
+        script = "tgen() { printf '%s\\0' \"$@\" >arguments; cat >stdin; }; "
+        script += page.find("command").get_property("textContent")
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, stdin=subprocess.DEVNULL, check=True)
+        words = (tmp_path / "arguments").read_bytes().decode().split("\0")[:-1]
+        stdin = (tmp_path / "stdin").read_bytes()
+        folder = SHIPPED.parent.parent  # where --model finds it
+        done = tgen(*words, "--quiet", "--threads", 1, stdin=stdin, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert page.generated().strip() == done.stdout.strip(), prompt
 
 
 def test_a_branch_of_a_chat_keeps_its_control_tokens(browser: Any, chat_model: Path) -> None:
@@ -264,30 +265,30 @@ def test_stop_keeps_what_there_is_and_its_command_repeats_it(browser: Any) -> No
         slow.wait_until_free()
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [{"top_k": 5}, {"temperature": 0.5, "top_k": 0, "top_p": 0.7}, {"min_p": 0.2}],
-    ids=str,
-)
-def test_bars_equal_the_probabilities_of_the_samplers(
-    page: Page, model: LoadedModel, sampling: dict[str, Any]
-) -> None:
+def test_bars_equal_the_probabilities_of_the_samplers(page: Page, model: LoadedModel) -> None:
     page.write(TEXT, seed=3, n=3)
     page.all("#text .chip")[1].click()
-    for name, value in sampling.items():
-        page.set_slider(name, value)
     ids = model.encode(TEXT)
-    page.wait(lambda: page.shows_bars(sampling, len(ids)))
-    bars = page.bars()
     with model.borrow_engine() as engine:
         reset(engine, 1)
         (logits,) = engine.extend([ids])
-    config = SamplingConfig(**model.defaults | sampling)
-    report = sampling_distribution(logits, ids, config, model.vocabulary)
-    expected = {one.id: one.final for one in report.candidates}
-    assert len(bars) == TOP
-    assert max(abs(bars[i] - expected[i]) for i in bars) < 1e-3
-    assert len(page.all("#bars .cut")) == sum(value == 0 for value in bars.values())
+    sampling: dict[str, Any] = {}
+    for change in (
+        {"min_p": 0.2},
+        {"min_p": 0, "top_k": 5},
+        {"temperature": 0.5, "top_k": 0, "top_p": 0.7},
+    ):
+        sampling |= change
+        for name, value in change.items():
+            page.set_slider(name, value)
+        page.wait(partial(page.shows_bars, sampling, len(ids)))
+        bars = page.bars()
+        config = SamplingConfig(**model.defaults | sampling)
+        report = sampling_distribution(logits, ids, config, model.vocabulary)
+        expected = {one.id: one.final for one in report.candidates}
+        assert len(bars) == TOP
+        assert max(abs(bars[i] - expected[i]) for i in bars) < 1e-3
+        assert len(page.all("#bars .cut")) == sum(value == 0 for value in bars.values())
 
 
 def test_bars_wait_for_the_logits_of_their_position(page: Page) -> None:
@@ -354,9 +355,13 @@ def test_attention_follows_a_text_while_it_is_written(
     with serving(tmp_path / "m") as server:
         page = Page(browser, server.url)
         page.open()
+        page.write(TEXT, seed=5, n=1)
+        page.find("tab-attend").click()
+        page.wait(lambda: page.all("#looks li"))  # the process of the views has started
+        page.find("new").click()
+        assert page.all("#looks li") == []
         page.fill(seed=5, n=CONTEXT)
         page.set_slider("temperature", 0)
-        page.find("tab-attend").click()
         page.find("continue").click()
         page.wait(lambda: page.all("#looks li"))
         assert page.find("stop").is_enabled()
