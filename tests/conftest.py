@@ -16,14 +16,17 @@ import pytest
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: waiting threads would spin
 
+from support.browser import browser
 from support.command import fork_server, tgen
 from support.families import DISTINCT
-from support.workers import run_in_workers
+from support.workers import WITH_BROWSER, run_in_workers
 
 if TYPE_CHECKING:
     import typer
 
     from tgen.tokenizer import Tokenizer
+
+__all__ = ["browser"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -36,7 +39,7 @@ Ranks = Callable[..., list[SimpleNamespace]]
 # Modules that take long begin first: a worker that starts one at the end keeps the others waiting.
 LONG = ["test_faults", "test_parallel", "test_fake_cuda", "test_quick", "test_kernel_cache"]
 LONG += ["test_signals", "test_resume", "test_session", "test_errors", "test_docs"]
-LONG += ["test_early_stopping"]
+LONG += ["test_early_stopping", *WITH_BROWSER]
 
 
 gc.disable()  # no garbage is made until all tests are imported

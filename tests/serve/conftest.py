@@ -8,7 +8,6 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from support.browser import browser
 from support.chats import CHATML, SPECIAL
 from support.command import tgen
 from support.models import make_model
@@ -18,8 +17,6 @@ from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
 from tgen.tokenizer import Tokenizer
-
-__all__ = ["browser"]
 
 CONTEXT = 2048
 

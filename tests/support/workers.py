@@ -20,6 +20,8 @@ import pytest
 from support.command import fork_server
 from support.forks import import_all
 
+# Modules that are one for the workers: to start a browser takes seconds.
+WITH_BROWSER = ["test_live_page", "test_browser", "test_notebook"]
 Modules = Sequence[Sequence[pytest.Item]]
 
 
@@ -30,7 +32,7 @@ def run_in_workers(session: pytest.Session, n: int) -> None:
         with suppress(ImportError):
             import_module(name)
     context = multiprocessing.get_context("fork")
-    modules = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
+    modules = [list(items) for _, items in groupby(session.items, key=_group)]
     numbers = context.SimpleQueue()
     for number in [*range(len(modules)), *[None] * n]:
         numbers.put(number)
@@ -63,6 +65,10 @@ def run_in_workers(session: pytest.Session, n: int) -> None:
         for worker in workers.values():
             worker.kill()  # a test may have changed what SIGTERM does
             worker.join()
+
+
+def _group(item: pytest.Item) -> object:
+    return "browser" if item.path.stem in WITH_BROWSER else item.path
 
 
 def _report_end(session: pytest.Session, test: str, status: int) -> None:
