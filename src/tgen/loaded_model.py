@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.checkpoint import model_dir, prompt_cache
 from tgen.checkpoint.hf import generation_config
@@ -29,7 +28,7 @@ from tgen.generation.loop import (
     generate_requests,
     make_source,
 )
-from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.ngram_drafter import NgramDrafter, NgramTable
 from tgen.generation.random_numbers import row_seed
 from tgen.generation.sequence import Request, check_request
 from tgen.generation.vocabulary import Vocabulary
@@ -130,9 +129,11 @@ class LoadedModel:
         return self.bundle.tokenizer
 
     @cached_property
-    def ngrams(self) -> Mapping[str, NDArray[Any]]:
+    def ngrams(self) -> list[NgramTable]:
         """N-grams of the training corpus, by `corpus.ngram_tables`; empty if there are none."""
-        return load_ngrams(self.bundle.path, self.bundle.config.vocab_size)
+        vocab_size = self.bundle.config.vocab_size
+        tables = load_ngrams(self.bundle.path, vocab_size)
+        return [NgramTable(rows, vocab_size) for rows in tables.values()]
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -250,7 +251,7 @@ class LoadedModel:
         if decoding.draft == "off" or not decoding.kv_cache:
             yield None
         elif self._draft_model is None:
-            yield NgramDrafter(self.ngrams, self.bundle.config.vocab_size)
+            yield NgramDrafter(self.ngrams)
         else:
             from tgen.generation.model_drafter import ModelDrafter
 

@@ -180,7 +180,7 @@ def decode(family: str, precision: Precision, device: Device) -> Problems:
 def texts(engine: TorchEngine) -> Iterator[list[tuple[int, int]]]:
     """Yield texts with drafts, by a graph, and from a prompt cache: sequences and their tokens."""
     prompts = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 9], [1, 2, 3, 4, 9], [7]]
-    for drafts, n in ((NgramDrafter({}, V), 4), (None, 6)):
+    for drafts, n in ((NgramDrafter(), 4), (None, 6)):
         sampling = SamplingConfig(max_new_tokens=n, top_p=0.9)
         tokens = generate(engine, prompts, sampling=sampling, drafts=drafts)
         yield [(token.sequence, token.id) for token in tokens]

@@ -84,7 +84,7 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
     alone = [run(engine, [request], batch_size=1)[0] for request in requests]
     for batch_size, late in ((1, True), (3, True), (3, False), (32, True))[0 if kernels else 1 :]:
         assert run(engine, requests, batch_size=batch_size, late=late) == alone
-    assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter({}, 300)) == alone
+    assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter()) == alone
     assert run(engine, requests, batch_size=4, kv_cache=False) == alone
 
 

@@ -43,7 +43,7 @@ def run(engine, requests, *, batch_size=4, ends=(), drafts=False, **options):
         make_source(requests),
         batch_size=batch_size,
         vocabulary=Vocabulary(TOKENS, ends=ends, encode=list),
-        drafts=NgramDrafter({}, 300) if drafts else None,
+        drafts=NgramDrafter() if drafts else None,
         on_error=on_error,
         **options,
     ):

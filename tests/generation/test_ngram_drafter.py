@@ -16,7 +16,7 @@ from tgen.corpus import ngram_tables
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import ModelError
 from tgen.generation.loop import generate
-from tgen.generation.ngram_drafter import NgramDrafter
+from tgen.generation.ngram_drafter import NgramDrafter, NgramTable
 
 GREEDY = SamplingConfig(temperature=0)
 PROMPTS = [[1, 2, 3], list(range(15)), [7], [1, 2, 9]]
@@ -49,7 +49,7 @@ def run(engine, prompts, n, *, drafts=None, sampling=GREEDY, stop=()):
 
 def tables_of(texts):
     twice = np.array([*texts, *texts], np.uint16).reshape(-1)  # n-grams that occur once are dropped
-    return ngram_tables(twice, max_bytes=1 << 20)
+    return [NgramTable(rows, 300) for rows in ngram_tables(twice, max_bytes=1 << 20).values()]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, o
     plain, reports = run(engine, PROMPTS, 60, sampling=sampling)
     passes = engine.passes
     # Tables of the text to be generated: nearly every draft is accepted.
-    for tables in (tables_of(plain), {}):
-        drafts = NgramDrafter(tables, 300)
+    for tables in (tables_of(plain), []):
+        drafts = NgramDrafter(tables)
         ids, draft_reports = run(engine, PROMPTS, 60, sampling=sampling, drafts=drafts)
         assert ids == plain
         if on_kernels:
@@ -77,16 +77,16 @@ def test_drafts_do_not_change_the_text_even_past_the_context(family, sampling, o
             assert engine.passes < passes
     stop = {plain[0][25], plain[1][35]}
     cut, _ = run(engine, PROMPTS, 60, sampling=sampling, stop=stop)
-    drafts = NgramDrafter(tables_of(plain), 300)
+    drafts = NgramDrafter(tables_of(plain))
     assert run(engine, PROMPTS, 60, sampling=sampling, stop=stop, drafts=drafts)[0] == cut
     for n in (1, 2, 3, 5):
-        drafts = NgramDrafter(tables_of(plain), 300)
+        drafts = NgramDrafter(tables_of(plain))
         ends = [row[:n] for row in plain]
         assert run(engine, PROMPTS, n, sampling=sampling, drafts=drafts)[0] == ends
 
 
 def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
-    drafts = NgramDrafter({}, 300)
+    drafts = NgramDrafter()
     text, passes = [5, 6, 7, 8, 9], 0
     while len(text) < 400:
         draft = drafts.propose(0, text, batch_size=1, limit=400)
@@ -95,7 +95,7 @@ def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
         text += full[len(text) : len(text) + n_accepted + 1]
         passes += 1
     assert passes < 40
-    drafts = NgramDrafter({}, 4)
+    drafts = NgramDrafter()
     # Every context has occurred before.
     text = np.random.default_rng(0).integers(0, 4, 2000).tolist()
     n_drafted = [len(drafts.propose(0, text[:n], batch_size=2, limit=400)) for n in range(1, 2000)]
@@ -103,19 +103,19 @@ def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
 
 
 def test_larger_batches_get_shorter_drafts():
-    tables = {"ngrams_2": np.array([[1, 2, 70], [2, 3, 70]], np.uint16)}
-    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=9) == [2, 3]
-    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=4, limit=9) == [2]
-    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=64, limit=9) == []
-    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=1) == [2]
-    assert NgramDrafter(tables, 300).propose(0, [1], batch_size=1, limit=0) == []
+    tables = [NgramTable(np.array([[1, 2, 70], [2, 3, 70]], np.uint16), 300)]
+    assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=9) == [2, 3]
+    assert NgramDrafter(tables).propose(0, [1], batch_size=4, limit=9) == [2]
+    assert NgramDrafter(tables).propose(0, [1], batch_size=64, limit=9) == []
+    assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=1) == [2]
+    assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=0) == []
 
 
 def test_drafts_are_limited_even_if_certain():
-    sure = {"ngrams_2": np.array([[i, i + 1, 100] for i in range(200)], np.uint32)}
-    assert NgramDrafter(sure, 1 << 20).propose(0, [1], batch_size=1, limit=99) == list(range(2, 17))
-    assert NgramDrafter(sure, 1 << 20).propose(0, [1], batch_size=64, limit=99) == []
-    long = NgramDrafter({}, 300)
+    sure = [NgramTable(np.array([[i, i + 1, 100] for i in range(200)], np.uint32), 1 << 20)]
+    assert NgramDrafter(sure).propose(0, [1], batch_size=1, limit=99) == list(range(2, 17))
+    assert NgramDrafter(sure).propose(0, [1], batch_size=64, limit=99) == []
+    long = NgramDrafter()
     long.propose(0, list(range(300)) * 300, batch_size=1, limit=1)
     assert len(long._indexes[0].following) < 1 << 17
 

@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace) -> None:
     model = open_model(shipped_model(), EngineOptions(device="cpu", threads=options.threads))
     models = dict.fromkeys(MODES, model)
     without_table = LoadedModel(model.bundle, model.engine)
-    without_table.__dict__["ngrams"] = {}
+    without_table.__dict__["ngrams"] = []
     models["auto, without the table"] = without_table
     results = []
     rows = [["tokens/s", *MODES]]

@@ -7,8 +7,10 @@ probability that all its tokens are accepted is below the cost of computing one 
 without repetition get no drafts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +19,17 @@ from tgen.generation.sequence import SequenceState
 
 _CONTEXTS = (8, 4, 3, 2)  # tokens of context in the text itself, longest first
 _MAX_DRAFT = 15  # tokens
+_START = 0.2  # cost of the first draft token beyond that of others, for one sequence
 _EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one token
 _MAX_COST = 0.9
 _MEMORY = 64  # drafts of a kind after which older ones count half
+_MAX_PAUSE = 3  # passes without a search, after searches that found nothing
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
 _STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
 _MAX_TOKENS = 1 << 14  # indexed tokens per text, with up to eight times as many contexts
+
+DraftToken = tuple[int, int]  # and the kind of context that it came from
 
 
 def cost_per_token(batch_size: int) -> float:
@@ -31,19 +37,43 @@ def cost_per_token(batch_size: int) -> float:
     return _EXTRA * batch_size / (1 - _EXTRA + _EXTRA * batch_size)
 
 
-class DraftToken(NamedTuple):
-    """A draft token and the kind of context that it came from."""
+class NgramTable:
+    """A table of n-grams: contexts of one length and their most frequent continuation.
 
-    id: int
-    kind: int
+    `rows` (n, context + 2) are the tokens of each n-gram and in how many percent of the context's
+    occurrences its last token follows.
+    """
+
+    def __init__(self, rows: NDArray[Any], vocab_size: int) -> None:
+        self._rows, self._base, self.length = rows, vocab_size, rows.shape[1] - 2
+
+    def look_up(self, end: Sequence[int]) -> tuple[int, int] | None:
+        """Return the continuation and its percentage of occurrences, or None if unknown."""
+        if len(end) < self.length:
+            return None
+        key = 0
+        for token in end[-self.length :]:
+            key = key * self._base + token
+        keys, following, percent = self._lists
+        i = bisect_left(keys, key)
+        if i == len(keys) or keys[i] != key:
+            return None
+        return following[i], percent[i]
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[int]]:
+        # Python finds a number sooner in a list than NumPy in an array.
+        keys = np.zeros(len(self._rows), np.int64)
+        for column in range(self.length):
+            keys = keys * self._base + self._rows[:, column]
+        return keys.tolist(), self._rows[:, -2].tolist(), self._rows[:, -1].tolist()
 
 
 class NgramDrafter:
     """A source of drafts for each sequence, which tracks their acceptance rates."""
 
-    def __init__(self, tables: Mapping[str, NDArray[Any]], vocab_size: int) -> None:
-        longest_first = sorted(tables.values(), key=lambda rows: -rows.shape[1])
-        self._tables = [_Table(rows, vocab_size) for rows in longest_first]
+    def __init__(self, tables: Sequence[NgramTable] = ()) -> None:
+        self._tables = sorted(tables, key=lambda table: -table.length)
         rates = [_FIRST_RATE] * len(_CONTEXTS)
         for _ in self._tables:
             rates += [(step + 0.5) * _STEP / 100 for step in range(_STEPS)]
@@ -65,18 +95,27 @@ class NgramDrafter:
         if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
         index = self._indexes.setdefault(sequence, _TextIndex())
+        if index.pause:
+            index.pause -= 1
+            return []
         self._learn(index.draft, tokens[index.n_read :])
         index.read(tokens)
         end = list(tokens[-max(_CONTEXTS) :])
         index.draft, probability = [], 1.0
+        gain, best, n_best = -_START / batch_size, 0.0, 0  # passes saved, minus the draft's cost
         while draft := self._next(index, end):
             index.draft.append(draft)
-            probability *= self._accepted[draft.kind] / self._tried[draft.kind]
+            token, kind = draft
+            probability *= self._accepted[kind] / self._tried[kind]
+            gain += probability - cost
             if probability <= cost or len(index.draft) > min(limit, _MAX_DRAFT):
-                # Not worth computing, but `_learn` will still see whether it was right.
-                return [token.id for token in index.draft[:-1]]
-            end.append(draft.id)
-        return [token.id for token in index.draft]
+                break  # not worth computing, but `_learn` will still see whether it was right
+            if gain > best:
+                best, n_best = gain, len(index.draft)
+            end.append(token)
+        index.misses = 0 if n_best else index.misses + 1
+        index.pause = min(index.misses // 2, _MAX_PAUSE)
+        return [token for token, _ in index.draft[:n_best]]
 
     def forget(self, sequences: Iterable[int]) -> None:
         """Drop the indexes of finished sequences."""
@@ -85,25 +124,25 @@ class NgramDrafter:
 
     def _learn(self, drafts: Sequence[DraftToken], sampled: Sequence[int]) -> None:
         """Update acceptance rates, up to the first rejected draft token."""
-        for draft, token in zip(drafts, sampled, strict=False):
-            if self._tried[draft.kind] >= _MEMORY:
-                self._tried[draft.kind] /= 2
-                self._accepted[draft.kind] /= 2
-            self._tried[draft.kind] += 1
-            self._accepted[draft.kind] += draft.id == token
-            if draft.id != token:
+        for (draft, kind), token in zip(drafts, sampled, strict=False):
+            if self._tried[kind] >= _MEMORY:
+                self._tried[kind] /= 2
+                self._accepted[kind] /= 2
+            self._tried[kind] += 1
+            self._accepted[kind] += draft == token
+            if draft != token:
                 return
 
     def _next(self, index: "_TextIndex", end: Sequence[int]) -> DraftToken | None:
         for kind, n in enumerate(_CONTEXTS):
             token = index.following.get(tuple(end[-n:]))
             if token is not None:
-                return DraftToken(token, kind)
+                return token, kind
         for i, table in enumerate(self._tables):
             if entry := table.look_up(end):
                 token, percent = entry
                 step = min(percent // _STEP, _STEPS - 1)
-                return DraftToken(token, len(_CONTEXTS) + i * _STEPS + step)
+                return token, len(_CONTEXTS) + i * _STEPS + step
         return None
 
 
@@ -114,6 +153,7 @@ class _TextIndex:
         self.draft: list[DraftToken] = []
         self.following: dict[tuple[int, ...], int] = {}
         self.n_read = 0
+        self.misses = self.pause = 0  # searches without a draft, passes until the next search
 
     def read(self, tokens: Sequence[int]) -> None:
         """Index the tokens that were appended since the last call."""
@@ -124,26 +164,3 @@ class _TextIndex:
                 if end >= n:
                     self.following[tuple(tokens[end - n : end])] = tokens[end]
         self.n_read = len(tokens)
-
-
-class _Table:
-    """A table of n-grams: contexts of one length and their most frequent continuation."""
-
-    def __init__(self, rows: NDArray[Any], vocab_size: int) -> None:
-        self._base, self._n = vocab_size, rows.shape[1] - 2
-        self._keys = np.zeros(len(rows), np.int64)
-        for column in range(self._n):
-            self._keys = self._keys * vocab_size + rows[:, column]
-        self._following, self._percent = rows[:, -2], rows[:, -1]
-
-    def look_up(self, end: Sequence[int]) -> tuple[int, int] | None:
-        """Return the continuation and its percentage of occurrences, or None if unknown."""
-        if len(end) < self._n:
-            return None
-        key = 0
-        for token in end[-self._n :]:
-            key = key * self._base + token
-        i = int(self._keys.searchsorted(key))
-        if i == len(self._keys) or self._keys[i] != key:
-            return None
-        return int(self._following[i]), int(self._percent[i])
