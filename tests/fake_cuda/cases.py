@@ -100,7 +100,7 @@ def run(
     if not np.allclose(losses, expected, rtol=0, atol=1e-4 if precision == "float32" else 0.2):
         problems.append(f"losses {losses} instead of {expected}")
     problems += left_on_cpu(state)
-    state.restore(state.to_arrays(), state.progress)
+    state.restore(state.own_arrays(), state.progress)
     return problems + left_on_cpu(state)
 
 

@@ -3,7 +3,8 @@
 Data written to a file since its last sync may be present, missing, cut short, or zeros. Any subset
 of the changes to a folder since its last sync may be missing; each change is atomic, and a rename
 is one change. This is the weakest ordering of real file systems (Pillai et al., "All File Systems
-Are Not Created Equal", OSDI 2014).
+Are Not Created Equal", OSDI 2014). A rank's sync of a file flushes only what that rank has written,
+since the others may be on other machines.
 """
 
 import os
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from lockstep import current_rank
 
 Node = int  # a file (above 0) or a folder (below)
 ROOT: Node = 0
@@ -39,6 +42,7 @@ class Recorder:
         self.operations: list[Operation] = []
         self.folders: dict[Node, dict[str, Node]] = {ROOT: {}}
         self.sizes: dict[Node, int] = {}
+        self._writer: dict[Node, int] = {}  # rank
 
     def record_promise(self, promise: Any) -> None:
         """Record a report to the user at this point."""
@@ -53,10 +57,11 @@ class Recorder:
                 data = bytes(arguments[1][:result])
                 self._add("write", node, offset=self.sizes[node], data=data)
                 self.sizes[node] += result
+                self._writer[node] = current_rank()
             elif name == "ftruncate":
                 self._add("truncate", node, offset=arguments[1])
                 self.sizes[node] = arguments[1]
-            else:
+            elif self._writer.get(node, current_rank()) == current_rank():
                 self._add("sync", node, site=_site())
             return result
         paths = [self._path(path, named) for path in arguments[: 2 if "re" in name[:2] else 1]]

@@ -1,6 +1,7 @@
 """A short run without torch that makes every kind of disk change, and checks after each step.
 
 A second run overwrites the first; both save states, better models and a log, and one rolls back.
+The first one has two ranks, each of which saves its rows.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep import run_ranks
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf import tensor_names
 from tgen.config import ModelConfig
 from tgen.errors import TgenError
 from tgen.lora import model_with_adapter
-from tgen.reports.training import RollbackReport
+from tgen.reports.training import RollbackReport, SavingReport
 from tgen.runs import log as run_log
 from tgen.runs import saved_state
 from tgen.runs.checkpoint_saver import CheckpointSaver, SaveModel
@@ -25,6 +27,7 @@ from tgen.storage import files, locks
 from tgen.tokenizer import Tokenizer, train_char
 
 Arrays = dict[str, NDArray[Any]]
+_N_RANKS = {"a": 2, "b": 1}
 _loaded: dict[frozenset[tuple[str, bytes]], model_dir.ModelBundle | TgenError] = {}
 
 
@@ -86,14 +89,17 @@ def check(out: Path, promised: Promise) -> str:
 
 def _begin(out: Path, run: str, promised: Promise, promise: Callable[[Promise], None]) -> Promise:
     made_from = {"corpus_sha256": run, "tokenizer_sha256": run}
-    saved_state.create_run(
-        out,
-        {"run_id": run, **made_from},
-        _tokens(run),
-        tokenizer=_tokenizer(run).json,
-        progress=_progress(run, 0, 0),
-        arrays=_arrays(run, 0),
-        environment={},
+    run_ranks(
+        _N_RANKS[run],
+        lambda rank: saved_state.create_run(
+            out,
+            {"run_id": run, **made_from},
+            _tokens(run),
+            tokenizer=_tokenizer(run).json,
+            progress=_progress(run, 0, 0),
+            arrays=_part(run, 0, rank),
+            environment={},
+        ),
     )
     promise(promised := replace(promised, run=run))
     return promised
@@ -108,8 +114,18 @@ def _save(
     if weights:
         described = saver.out, _config(weights), _tokenizer(run)
         model = partial(model_dir.save, *described, _weights(weights))
-    failures = list(saver.save(_progress(run, step, 0), _arrays(run, step), model))
-    assert not failures, failures
+
+    def save(rank: int) -> list[SavingReport]:
+        own = saver
+        if rank:
+            own = CheckpointSaver(
+                saver.out, run_log.RunLog(None), run_id=run, environment={}, keep=2
+            )
+        arrays = partial(_part, run, step, rank)
+        return list(own.save(_progress(run, step, 0), arrays, 0, None if rank else model))
+
+    failures = run_ranks(_N_RANKS[run], save)
+    assert not any(failures), failures
     promise(
         promised := replace(promised, weights=weights or promised.weights, lines=promised.lines + 1)
     )
@@ -180,7 +196,20 @@ def _progress(run: str, step: int, notes: int) -> dict[str, Any]:
 @cache
 def _arrays(run: str, step: int) -> Arrays:
     rng = np.random.default_rng([ord(run), step + 1])
-    return {"model/a": rng.random((20, 20), np.float32), "exp_avg/a": rng.random(64)}
+    arrays: Arrays = {"model/a": rng.random((20, 20), np.float32), "exp_avg/a": rng.random(64)}
+    return arrays | {"step/a": np.array(step, np.float32)}
+
+
+def _part(run: str, step: int, rank: int) -> Arrays:
+    """Return the rows of a rank, and on rank 0 all of what has none."""
+    n = _N_RANKS[run]
+    arrays = _arrays(run, step).items()
+    rows = {
+        name: array[len(array) * rank // n : len(array) * (rank + 1) // n]
+        for name, array in arrays
+        if array.ndim
+    }
+    return rows | {name: array for name, array in arrays if not array.ndim and not rank}
 
 
 @cache
@@ -223,5 +252,5 @@ def _tokenizer(run: str) -> Tokenizer:
 
 def _same(bundle: Arrays, expected: Any) -> bool:
     return bundle.keys() == expected.keys() and all(
-        np.array_equal(bundle[name], expected[name]) for name in expected
+        np.array_equal(bundle[name][...], expected[name]) for name in expected
     )

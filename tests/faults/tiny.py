@@ -225,7 +225,7 @@ def fingerprint(out: Path) -> dict[str, str]:
     if "README.md" in hashes:
         hashes["README.md"] = _card(out)
     for name, array in saved.arrays.items():
-        hashes[f"state {name}"] = hashlib.sha256(array.tobytes()).hexdigest()
+        hashes[f"state {name}"] = hashlib.sha256(array[...].tobytes()).hexdigest()
     hashes["progress"] = json.dumps(_without_times(saved.progress))
     records = [record for record in log.read(out) if record["kind"] in TRAINED]
     return hashes | {f"log {i}": json.dumps(_without_times(r)) for i, r in enumerate(records)}

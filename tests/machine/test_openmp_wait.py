@@ -88,7 +88,7 @@ def test_training_on_a_busy_machine_gives_the_same_bits():
                 machine.update(0.0 if machine.other_cpus else 1.0)
             run.advance(1)
         machine.release()
-        return {name: array.tobytes() for name, array in run.state.to_arrays().items()}
+        return {name: array.tobytes() for name, array in run.state.own_arrays().items()}
 
     n_threads = torch.get_num_threads()
     torch.set_num_threads(2)

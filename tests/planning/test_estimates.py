@@ -27,7 +27,7 @@ from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.runs.log import RunLog
 from tgen.training.evaluation import cross_entropy
-from tgen.training.state import new_state, weights_of
+from tgen.training.state import new_state
 
 GB = 10**9
 SHAPES = [
@@ -99,11 +99,10 @@ def test_memory_estimate_covers_a_save(family, optimizer, tokenizer, tmp_path):
         each.step()
     tracemalloc.start()
     try:
-        arrays = state.to_arrays()
-        save = partial(model_dir.save, tmp_path, config, tokenizer, weights_of(arrays, config))
+        save = partial(model_dir.save, tmp_path, config, tokenizer, state.copy_weights())
         saver = CheckpointSaver(tmp_path, RunLog(None), run_id="1", environment={}, keep=2)
         progress = dataclasses.asdict(state.progress)
-        assert not list(saver.save(progress, arrays, save))
+        assert not list(saver.save(progress, state.own_arrays, state.n_bytes, save))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -171,6 +170,9 @@ def test_fsdp_divides_memory_by_the_ranks():
         assert getattr(replica, name) == 64 * getattr(shard, name)  # 64 divides all rows
     assert replica.gradients == replica.weights == 4 * n_parameters(config)
     assert replica.optimizer < 1.1 * replica.weights  # Muon has one moment
+    # Rank 0 gathers the weights for the model; with DDP, it copies its whole state into RAM.
+    assert shard.saving == replica.weights
+    assert replica.saving == replica.weights + replica.optimizer
     adamw = dataclasses.replace(train, optimizer="adamw")
     both = rank_memory(config, adamw, context=4096, n_ranks=64, parallel="ddp", on_gpu=True)
     assert both.optimizer == 2 * both.weights

@@ -24,7 +24,7 @@ target, call = Path(sys.argv[1]), sys.argv[2]
 if call == "replace":
     os.replace = die
 else:
-    files._sync_tree = die
+    files.sync = die
 files.publish_folder(target, {"a": b"new"})
 """
 

@@ -49,7 +49,7 @@ PLACES = {
     "runs/session": "resume",
     "runs/log": "flush _trim_file",
     "runs/saved_state": "create_run save_general save_record save_tokens drop_other_tokens "
-    "save_state drop_old_states load_state save_progress drop_states_after remove_run "
+    "save_state begin_state drop_old_states _set_aside save_progress drop_states_after remove_run "
     "remove_leftovers",
 }
 

@@ -18,7 +18,7 @@ from tgen.training.evaluation import (
     loss_and_derivatives,
     tokens_for_error,
 )
-from tgen.training.state import new_state, weights_of
+from tgen.training.state import new_state
 
 
 def test_bits_per_byte_match_the_definition():
@@ -83,7 +83,7 @@ def test_logits_are_scaled_for_the_lowest_loss_in_the_saved_weights_as_well(fami
     for near in (0.99, 1.01):
         other = evaluate(state.loss_module, store, logit_scale=scales[-1] * near)
         assert other.loss > losses[-1]
-    weights = weights_of(state.to_arrays(), config, logit_scale=scales[-1])
+    weights = state.copy_weights(logit_scale=scales[-1])
     saved = evaluate(LossModule(Transformer.from_arrays(config, weights)), store)
     assert saved.loss == pytest.approx(losses[-1], rel=1e-5)
 

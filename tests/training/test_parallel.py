@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from support.command import PythonFork, clean_environment
 from support.runs import load_run
 from tgen import runs
-from tgen.checkpoint import safetensors_file
+from tgen.checkpoint.safetensors_file import open_tensors
 from tgen.cli import app
 from tgen.errors import UsageError
 from tgen.lora import adapter, model_with_adapter
@@ -33,6 +34,35 @@ TERM = "os.kill(os.getpid(), signal.SIGTERM)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 # Makes a rank other than 0 fail if it reads the corpus.
 ONE_READS = "import os, tgen.corpus as c\nif os.environ['RANK'] != '0': c.read_in_steps = None\n"
+
+# Makes a save of a state fail if it gathers a tensor.
+NO_GATHER = """
+from torch.distributed.tensor import DTensor
+from tgen.runs import saved_state
+from tgen.training.state import TrainState
+gather = DTensor.full_tensor
+def alone(function):
+    def call(*arguments, **named):
+        DTensor.full_tensor = None
+        result = function(*arguments, **named)
+        DTensor.full_tensor = gather
+        return result
+    return call
+saved_state.save_state = alone(saved_state.save_state)
+TrainState.own_arrays = alone(TrainState.own_arrays)
+"""
+# Kills rank 1 before it has flushed its part of the third state.
+KILLED_IN_SAVE = """
+import os, signal
+from tgen.storage import files
+flush, flushed = files.sync, []
+def sync(path):
+    flushed.append(path)
+    if os.environ["RANK"] == "1" and len(flushed) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(path)
+files.sync = sync
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +112,18 @@ def losses(out: Path) -> dict[tuple[str, int], float]:
 
 
 def names(out: Path) -> list[str]:
-    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    """Return the names of a run's files; the number of ranks that wrote a state does not count."""
+    paths = [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()]
+    return sorted({re.sub(r"state-\d+-of-\d+\.", "state.", path) for path in paths})
+
+
+def tensors(out: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shapes and dtypes of the tensors of a run's model and states."""
+    return {
+        f"{folder.name if folder != out else ''}: {name}": (tensor.shape, str(tensor.dtype))
+        for folder in (out, *out.glob("training/state-*"))
+        for name, tensor in open_tensors(sorted(folder.glob("*.safetensors"))).items()
+    }
 
 
 def assert_same(out: Path, whole: Path) -> None:
@@ -96,10 +137,7 @@ def assert_same(out: Path, whole: Path) -> None:
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     plans = [json.loads((folder / "training/run.json").read_bytes()) for folder in (out, whole)]
     assert plans[0]["plan"]["train"] == plans[1]["plan"]["train"]
-    for name in names(whole):
-        if name.endswith(".safetensors"):
-            headers = [safetensors_file.read_header(folder / name) for folder in (out, whole)]
-            assert headers[0] == headers[1]
+    assert tensors(out) == tensors(whole)
     assert model_with_adapter.load(out).config == model_with_adapter.load(whole).config
 
 
@@ -121,10 +159,13 @@ def error_line(ranks: list) -> str:
 def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, parallel):
     out = tmp_path / "two"
     arguments = command(corpus, out, "--parallel", parallel, batch=3)
-    ranks = on_ranks(code=ONE_READS + code_of_ranks(arguments, action="0", at=-1), n=2)
+    code = ONE_READS + NO_GATHER + code_of_ranks(arguments, action="0", at=-1)
+    ranks = on_ranks(code=code, n=2)
     assert statuses(ranks) == [0, 0], ranks
     assert not any(rank.err for rank in ranks)
     assert_same(out, whole)
+    n_files = len(list((out / "training/state-00000008").glob("*.safetensors")))
+    assert n_files == (2 if parallel == "fsdp" else 1)
 
 
 def test_ranks_train_with_products_in_bfloat16(on_ranks, corpus, whole, tmp_path):
@@ -187,7 +228,7 @@ import torch
 from support.models import make_model
 from tgen import distributed
 from tgen.config.training import ResolvedTrainConfig
-from tgen.training.state import local_tensor, new_state, weights_of
+from tgen.training.state import local_tensor, new_state
 with distributed.join_process_group():
     rank = distributed.ranks().rank
     config = make_model("qwen3", vocab_size=64, tied_embeddings=False).config
@@ -203,7 +244,7 @@ with distributed.join_process_group():
         parameters = list(state.model.parameters())
         n_local = sum(local_tensor(p).numel() for p in parameters)
         assert n_local < 0.6 * sum(p.numel() for p in parameters)
-        arrays = weights_of(state.to_arrays(), config)
+        arrays = state.copy_weights()
         if alone is not None:
             assert arrays.keys() == alone.model.to_arrays().keys()
             for name, array in alone.model.to_arrays().items():
@@ -255,14 +296,17 @@ def test_run_of_one_process_resumes_on_two_ranks(on_ranks, corpus, whole, tmp_pa
     assert_same(out, whole)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, parallel):
+@pytest.mark.parametrize(("parallel", "where"), [("ddp", ""), ("fsdp", KILLED_IN_SAVE)])
+def test_other_ranks_end_when_one_is_killed(on_ranks, corpus, whole, tmp_path, parallel, where):
     out = tmp_path / "killed"
     arguments = command(corpus, out, "--parallel", parallel, batch=3)
-    ranks = on_ranks(code=code_of_ranks(arguments, action=KILL, at=5), n=2)
+    code = where + code_of_ranks(arguments, action="0" if where else KILL, at=5)
+    ranks = on_ranks(code=code, n=2)
     assert statuses(ranks) == [1, -9], ranks
     assert "a rank ended without an error message" in ranks[0].err
+    assert not list(out.glob("training/.tmp-*"))
     load_run(out)
+    assert max(int(path.name[-8:]) for path in out.glob("training/state-*")) == 3
     resume_alone(out)
     assert_same(out, whole)
 

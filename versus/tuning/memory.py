@@ -71,7 +71,7 @@ def run_steps(options: argparse.Namespace) -> None:
     )
     for _ in train(state.model, dataset, config, state):
         pass
-    state.to_arrays()  # as at a save
+    state.own_arrays()  # as at a save
     predicted = peak_bytes(model, config, options.tokens, frozen)
     print(json.dumps([predicted, peak_memory_bytes()]))
 

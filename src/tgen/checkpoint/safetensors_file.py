@@ -6,9 +6,10 @@ The library's NumPy reader needs twice the file's size in memory and rejects bfl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,48 @@ class TensorEntry(NamedTuple):
     start: int  # bytes from the beginning of the file
     end: int
     strides: tuple[int, ...] | None = None  # in values, if they are not in the order of the axes
+
+
+class StoredTensor:
+    """A tensor in one file, or by rows in several; rows are read when a slice is taken."""
+
+    def __init__(self, pieces: Sequence[tuple[Path, TensorEntry]]) -> None:
+        """Take the pieces in their order; raise ModelError if they do not fit together."""
+        path, (dtype, shape, *_) = pieces[0]
+        for path, entry in pieces[1:]:
+            if entry.dtype != dtype or not shape or entry.shape[1:] != shape[1:]:
+                raise ModelError(f"{path} does not continue {pieces[0][0]}", _DAMAGED)
+        self._pieces = pieces
+        self.dtype: np.dtype[Any] = np.dtype(_DTYPES[dtype])
+        n_rows = sum(entry.shape[0] for _, entry in pieces) if shape else 0
+        self.shape = (n_rows, *shape[1:]) if shape else shape
+
+    def __getitem__(self, rows: slice | EllipsisType) -> NDArray[Any]:
+        """Read a slice of rows with step 1, or all of the tensor."""
+        if rows is ...:
+            if len(self._pieces) == 1:
+                return _read_array(*self._pieces[0])
+            rows = slice(None)
+        first, last, _ = rows.indices(self.shape[0])
+        array: NDArray[Any] = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        at = 0  # row at which the piece begins
+        for path, entry in self._pieces:
+            start, end = max(first, at), min(last, at + entry.shape[0])
+            if start < end:
+                rows_of_piece = array[start - first : end - first]
+                _read_into(rows_of_piece, path, entry.start + (start - at) * row_bytes)
+            at += entry.shape[0]
+        return array
+
+
+def open_tensors(paths: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors of files by name; those in several are rows in the order of the files."""
+    pieces: dict[str, list[tuple[Path, TensorEntry]]] = {}
+    for path in paths:
+        for name, entry in read_header(path).items():
+            pieces.setdefault(name, []).append((path, entry))
+    return {name: StoredTensor(parts) for name, parts in pieces.items()}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -178,11 +221,16 @@ def _read_array(path: Path, entry: TensorEntry) -> NDArray[Any]:
 def read_bytes(path: Path, start: int, n: int) -> NDArray[np.uint8]:
     """Return a part of a file; raises ModelError if the file has become too short."""
     data = np.empty(n, np.uint8)
+    _read_into(data, path, start)
+    return data
+
+
+def _read_into(array: NDArray[Any], path: Path, start: int) -> None:
+    """Fill a contiguous array with the bytes of a file from `start` on."""
     with files.open_regular(path) as file:
         file.seek(start)
-        if file.readinto(data) != n:  # type: ignore[attr-defined]
+        if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
             raise ModelError(f"{path} shrank while it was read", "close programs that write it")
-    return data
 
 
 def check_float_dtypes(path: Path, entries: Mapping[str, TensorEntry]) -> None:

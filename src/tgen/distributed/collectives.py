@@ -4,13 +4,16 @@ In a single process, they return its own value.
 """
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tgen.distributed.process_group import ranks
 from tgen.errors import TgenError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 def assert_same(name: str, value: str) -> None:
@@ -22,6 +25,19 @@ def assert_same(name: str, value: str) -> None:
                 f"{names[0]} differs: {values[0]} on rank 0, {other} on rank {rank}",
                 "use the same on all ranks",
             )
+
+
+def call_together(function: Callable[[], T]) -> T:
+    """Return `function()` on every rank; if it raises OSError or TgenError on any rank, raise the
+    first of these errors on all."""
+    result, error = None, None
+    try:
+        result = function()
+    except (OSError, TgenError) as raised:
+        error = raised
+    for first in filter(None, all_gather(error)):
+        raise first
+    return cast(T, result)
 
 
 def all_gather(value: Any) -> list[Any]:

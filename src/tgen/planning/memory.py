@@ -18,7 +18,6 @@ from tgen.planning.costs import (
     block_matrices,
     block_shapes,
     n_elements,
-    n_parameters,
     outer_shapes,
 )
 from tgen.reports.number_format import format_bytes
@@ -102,7 +101,10 @@ def rank_memory(
         copies = 2 * model.n_layers * n_elements(matrices)
     activations = activation_bytes(model, train, context=context, on_gpu=on_gpu)
     update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
-    saving = _saved_bytes(model, train)
+    transposed = model.n_layers * n_elements(matrices) if model.family in _TRANSPOSED else 0
+    saving = 4 * (n_elements(outer) + model.n_layers * n_elements(block) + transposed)
+    if on_gpu:  # a rank's part of the state comes into RAM after the model has been written
+        saving = max(saving, 4 * (weights + moments))
     permanent = 4 * (weights + moments)
     return RankMemory(
         parallel=parallel,
@@ -171,7 +173,7 @@ def _adapter_memory(
     activations += 4 * ranks * -(-train.batch_size // train.accumulation) * context
     weights = frozen.n_bytes + 4 * trained
     update = 4 * (2 + _ORTHOGONALIZE) * trained * (train.optimizer == "muon")
-    saving = 4 * (2 * trained + moments)
+    saving = 4 * (trained + moments if on_gpu else trained)
     return RankMemory(
         parallel="ddp",
         weights=weights,
@@ -185,15 +187,6 @@ def _adapter_memory(
         + 4 * moments
         + max(4 * trained + max(activations + frozen.largest_matrix, update), saving),
     )
-
-
-def _saved_bytes(model: ModelConfig, train: ResolvedTrainConfig) -> int:
-    """Return the bytes of rank 0's copies of all weights and moments at a save."""
-    matrices = model.n_layers * n_elements(block_matrices(model))
-    weights = n_parameters(model)
-    moments = 2 * weights - matrices * (train.optimizer == "muon")
-    transposed = matrices if model.family in _TRANSPOSED else 0  # copied again for the file
-    return 4 * (weights + moments + transposed)
 
 
 def activation_bytes(

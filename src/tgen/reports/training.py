@@ -34,7 +34,7 @@ class RankMemory:
     activations: int  # stored for the gradients
     copies: int  # copies of weights: gathered blocks, bfloat16 copies
     update: int  # optimizer update; not at the same time as activations and copies
-    saving: int  # rank 0's copies of weights and moments at a save, in RAM
+    saving: int  # rank 0's copies at a save, in RAM: the weights for the model, or its state
     total: int
 
 

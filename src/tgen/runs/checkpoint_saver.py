@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from tgen import distributed
 from tgen.errors import TgenError, TrainingError
 from tgen.reports.training import SavingReport
 from tgen.runs import log as run_log
@@ -62,18 +63,29 @@ class CheckpointSaver:
     def save(
         self,
         progress: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]],
+        arrays: Callable[[], Mapping[str, NDArray[Any]]],
+        state_bytes: int,
         model: SaveModel | None = None,
         model_bytes: int = 0,
     ) -> Iterator[SavingReport]:
-        """Save the training state and the `model` with weights of `model_bytes`; report a failure,
-        and the success after it."""
+        """Save the `model` with weights of `model_bytes`, then the training state of `state_bytes`,
+        of which each rank has the `arrays`; report a failure, and the success after it. All ranks
+        must call this; rank 0 has the model."""
         if model is not None:
             self._model, self._model_bytes = model, model_bytes
-        self._needed_bytes = self._model_bytes + sum(array.nbytes for array in arrays.values())
+        del model  # its weights are freed before `arrays` is called
+        self._needed_bytes = self._model_bytes + state_bytes
         self._reason = ""
         try:
-            self._write(progress, arrays)
+            distributed.call_together(self._write_model)
+            run_state.save_state(
+                self.out,
+                progress,
+                arrays(),
+                run_id=self._run_id,
+                environment=self._environment,
+                keep=self._keep,
+            )
         except OSError as error:
             self._reason = error.strerror or str(error)
         except TgenError as error:
@@ -109,7 +121,10 @@ class CheckpointSaver:
                 f"fix this, then run: tgen train --resume --out {shlex.quote(str(self.out))}",
             )
 
-    def _write(self, progress: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def _write_model(self) -> None:
+        """Write all but the state; on rank 0 only."""
+        if not distributed.is_rank_zero():
+            return
         self._drop_states()
         if self._model is not None:
             self._model(is_new=self.is_new)
@@ -119,14 +134,6 @@ class CheckpointSaver:
             self.save_card()
         self.save_card = None
         self.log.flush()
-        run_state.save_state(
-            self.out,
-            progress,
-            arrays,
-            run_id=self._run_id,
-            environment=self._environment,
-            keep=self._keep,
-        )
 
     def _drop_states(self) -> None:
         if self._last_step is not None:

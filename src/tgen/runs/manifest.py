@@ -43,8 +43,14 @@ def read(folder: Path) -> dict[str, Any]:
     Raise ModelError if a file is damaged, TrainingError if another version wrote the manifest or a
     file cannot currently be read.
     """
-    manifest = _parse(folder / NAME)
-    for name, entry in manifest["files"].items():
+    manifest = parse(folder)
+    check(folder, manifest["files"])
+    return manifest
+
+
+def check(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Check the files of these entries; raise errors as `read`."""
+    for name, entry in entries.items():
         path = folder / name
         if (size := _size(path)) != entry["bytes"]:
             raise ModelError(f"{path} has {size:,} bytes (expected {entry['bytes']:,})")
@@ -52,10 +58,11 @@ def read(folder: Path) -> dict[str, Any]:
             digest = files.sha256(path).hex()
         if digest != entry["sha256"]:
             raise ModelError(f"{path} has changed since it was written")
-    return manifest
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def parse(folder: Path) -> dict[str, Any]:
+    """Return a directory's manifest without looking at its files; raise errors as `read`."""
+    path = folder / NAME
     if _size(path) > _MAX_BYTES:
         raise ModelError(f"{path} is damaged")
     with _convert_read_error(path):

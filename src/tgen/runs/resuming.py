@@ -73,7 +73,7 @@ def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
 
 def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:
     """Load the newest intact state; raise TrainingError if none exists, and as `load_state`."""
-    saved = _load_state(out, record)
+    saved = run_state.load_state(out, run_id=record.run_id)
     if saved is None:
         damaged = run_state.damaged_states(out)
         details = f" ({', '.join(damaged[:5])} cannot be read)" if damaged else ""
@@ -81,17 +81,6 @@ def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:
             f"the run in {out} has no training state{details}", run_state.recovery_hint(out)
         )
     return saved
-
-
-def _load_state(
-    out: Path, record: RunRecord, *, from_step: int | None = None
-) -> run_state.SavedState | None:
-    """Call `load_state` on rank 0 and broadcast the result; only rank 0 has the arrays."""
-    saved = None
-    if distributed.is_rank_zero():
-        saved = run_state.load_state(out, run_id=record.run_id, from_step=from_step)
-    shared: run_state.SavedState | None = distributed.broadcast(saved and saved._replace(arrays={}))
-    return saved or shared
 
 
 def load_progress(saved: run_state.SavedState, record: RunRecord) -> Progress:
@@ -131,7 +120,7 @@ def roll_back(
     if from_step is None:
         saved: run_state.SavedState | None = load_newest_state(out, record)
     else:
-        saved = _load_state(out, record, from_step=from_step)
+        saved = run_state.load_state(out, run_id=record.run_id, from_step=from_step)
     if saved is None:
         return [f"no state from step {from_step:,} on could be saved"]
     state.restore(saved.arrays, load_progress(saved, record))

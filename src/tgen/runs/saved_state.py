@@ -5,7 +5,8 @@ training/tokens.safetensors   the tokenized corpus, so that resuming needs no te
 training/tokens-1.safetensors the tokens after the corpus was changed once
 training/tokenizer.json
 training/text.index           the training text with an index, if requested; never part of the model
-training/state-00000250/      state.safetensors, manifest.json
+training/state-00000250/      state.safetensors, manifest.json; with FSDP, each rank writes its rows
+                              to a state-00001-of-00004.safetensors
 training/damaged-state-...    a state that could not be read
 training/log.jsonl            one line per report: see log.py
 training/tensorboard/         the same numbers as TensorBoard events, if requested
@@ -16,14 +17,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen import distributed
 from tgen.checkpoint import safetensors_file
+from tgen.checkpoint.safetensors_file import StoredTensor
 from tgen.errors import ModelError, TgenError, TrainingError
 from tgen.runs import manifest
 from tgen.storage import files
@@ -36,6 +40,7 @@ _TENSORBOARD = "tensorboard"
 _INDEX_FILE = "text.index"
 _GENERAL_FILE = "general.txt"  # whose loss before and after fine-tuning is reported
 _TOKENS_KEY = "tokens"  # in run.json: the size and SHA-256 of the token file
+_SHARE = "choose an --out on a disk that all machines share"
 _TOKENIZE_AGAIN = "pass the corpus with --resume to tokenize it again"
 _STATE_NAME = re.compile(r"state-\d{8,}")
 _DAMAGED_NAME = re.compile(r"damaged-state-\d{8,}(-\d+)?")
@@ -46,7 +51,7 @@ class SavedState(NamedTuple):
     """A training state that was read from disk."""
 
     progress: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
+    arrays: Mapping[str, StoredTensor]
     environment: dict[str, Any]  # the versions and the machine that computed it
     damaged: list[str]  # newer states that were renamed: the reason and the new name
 
@@ -130,15 +135,19 @@ def create_run(
     general: bytes = b"",
 ) -> dict[str, Any]:
     """Write a new run, replacing any old one; return its tokens entry. run.json is last, since it
-    marks a complete run.
+    marks a complete run. All ranks must call this; the others write their `arrays`.
 
     An old model stays until the run saves a new one.
     """
-    remove_run(out)
-    files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
-    if general:
-        save_general(out, general)
+    is_rank_zero = distributed.is_rank_zero()
+    if is_rank_zero:
+        remove_run(out)
+        files.publish(folder(out) / "tokenizer.json", tokenizer.encode())
+        if general:
+            save_general(out, general)
     save_state(out, progress, arrays, run_id=run["run_id"], environment=environment)
+    if not is_rank_zero:
+        return {}
     tokens_entry = save_tokens(out, run, tokens)
     save_record(out, run, tokens_entry)
     return tokens_entry
@@ -274,19 +283,59 @@ def save_state(
     environment: Mapping[str, Any],
     keep: int = 2,
 ) -> None:
-    """Save the state of step progress["step"] and remove old states.
+    """Save the state of step progress["step"] and remove old states. All ranks must call this; each
+    writes its `arrays`, which may be none.
 
     Keep the `keep` newest states and the best one or, if that was not saved, the first one after.
     """
-    path = _state_path(out, progress["step"])
-    if not path.exists():  # a resumed run repeats steps with identical results
-        contents: dict[str, files.Content] = {
-            _ARRAYS_FILE: safetensors_file.serialize_in_parts(arrays)
-        }
-        values = {"run": run_id, "progress": dict(progress), "made_by": dict(environment)}
-        contents[manifest.NAME] = manifest.seal(values, manifest.describe(contents))
-        files.publish_folder(path, contents)
-    drop_old_states(out, keep, best_step=progress["best_step"])
+    path, is_rank_zero = _state_path(out, progress["step"]), distributed.is_rank_zero()
+    values = {"run": run_id, "progress": dict(progress), "made_by": dict(environment)}
+    with ExitStack() as stack:
+
+        def begin_state() -> str:
+            if path.exists():  # a resumed run repeats steps with identical results
+                return ""
+            files.make_folder(path.parent)
+            temporary = stack.enter_context(files.replacing(path))
+            temporary.mkdir()
+            return temporary.name
+
+        name = distributed.call_together(begin_state if is_rank_zero else lambda: "")
+        if name := distributed.broadcast(name):
+            entries = _write_arrays(path.with_name(name), arrays)
+            if is_rank_zero:
+                content = manifest.seal(values, entries)
+                files.write_new(path.with_name(name) / manifest.NAME, content)
+    if is_rank_zero:
+        drop_old_states(out, keep, best_step=progress["best_step"])
+
+
+def _write_arrays(temporary: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
+    """Write each rank's arrays and flush them, since another machine cannot; return the entries of
+    all files for the manifest."""
+    writers = [rank for rank, has_any in enumerate(distributed.all_gather(bool(arrays))) if has_any]
+    rank = distributed.ranks().rank
+
+    def write() -> dict[str, dict[str, Any]]:
+        if not arrays:
+            return {}
+        if not temporary.is_dir():
+            raise _not_shared_error(temporary.parents[1])
+        name = _arrays_files(len(writers))[writers.index(rank)]
+        content = safetensors_file.serialize_in_parts(arrays)
+        files.write_new(temporary / name, content)
+        files.sync(temporary / name)
+        return manifest.describe({name: content})
+
+    entries = distributed.all_gather(distributed.call_together(write))
+    return {name: entry for part in entries for name, entry in part.items()}
+
+
+def _arrays_files(n: int) -> list[str]:
+    """Return the names of a state's `n` files of arrays."""
+    if n == 1:
+        return [_ARRAYS_FILE]
+    return [f"state-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
 
 
 def drop_old_states(out: Path, keep: int, *, best_step: int) -> None:
@@ -299,32 +348,31 @@ def drop_old_states(out: Path, keep: int, *, best_step: int) -> None:
 
 
 def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> SavedState | None:
-    """Return the newest intact state or, with `from_step`, the first one from that step on.
+    """Return the newest intact state or, with `from_step`, the first one from that step on. All
+    ranks must call this; each checks some of the files.
 
     Rename damaged states and states of other runs. Return None if no state exists. Raise
-    TrainingError if all are damaged, or if one was written by another version or cannot currently
-    be read.
+    TrainingError if all are damaged, if one was written by another version or cannot currently be
+    read, or if a rank does not see the run.
     """
     damaged: list[str] = []
-    states = _states(out)
+    rank, n_ranks, *_ = distributed.ranks()
+    if n_ranks > 1:
+        check_is_shared(out, distributed.broadcast(run_id))
+    names = distributed.broadcast([path.name for path in _states(out)] if rank == 0 else None)
+    states = [folder(out) / name for name in names]
     if from_step is None:
         candidates = states[::-1]
     else:
         candidates = [state for state in states if _step(state) >= from_step]
     for path in candidates:
         try:
-            values = manifest.read(path)
-            if not all(isinstance(values.get(key), dict) for key in ("progress", "made_by")):
-                raise ModelError(f"{path / manifest.NAME} is damaged")
-            if values.get("run") != run_id:
-                raise ModelError(f"{path} belongs to another run")
-            arrays_path = path / _ARRAYS_FILE
-            header = safetensors_file.read_header(arrays_path)
-            arrays = safetensors_file.read_arrays(arrays_path, header)
+            check = partial(_check_state, path, run_id, slice(rank, None, n_ranks))
+            values, paths = distributed.call_together(check)
+            arrays = distributed.call_together(partial(safetensors_file.open_tensors, paths))
         except ModelError as error:
-            new_path = _damaged_path(path)
-            files.rename(path, new_path)
-            damaged.append(f"{error.message}: renamed to {new_path.name}")
+            note = _set_aside(path, run_id, error) if rank == 0 else ""
+            damaged.append(distributed.broadcast(note))
             continue
         return SavedState(values["progress"], arrays, values["made_by"], damaged)
     if damaged and len(damaged) == len(states):
@@ -333,6 +381,44 @@ def load_state(out: Path, *, run_id: str, from_step: int | None = None) -> Saved
             recovery_hint(out),
         )
     return None
+
+
+def _check_state(
+    path: Path, run_id: str, share: slice = slice(None)
+) -> tuple[dict[str, Any], list[Path]]:
+    """Return the manifest of a state and the paths of its arrays, after checking a share of them;
+    raise errors as `manifest.read`."""
+    values = manifest.parse(path)
+    entries, names = values["files"], _arrays_files(len(values["files"]))
+    is_state = all(isinstance(values.get(key), dict) for key in ("progress", "made_by"))
+    if not is_state or sorted(entries) != names:
+        raise ModelError(f"{path / manifest.NAME} is damaged")
+    if values.get("run") != run_id:
+        raise ModelError(f"{path} belongs to another run")
+    manifest.check(path, {name: entries[name] for name in names[share]})
+    return values, [path / name for name in names]
+
+
+def _set_aside(path: Path, run_id: str, error: ModelError) -> str:
+    """Rename a damaged state and return a note, on rank 0; raise TrainingError if rank 0 finds no
+    damage, so that another rank sees other files."""
+    if distributed.ranks().world_size > 1:
+        with suppress(ModelError):
+            safetensors_file.open_tensors(_check_state(path, run_id)[1])
+            raise TrainingError(f"{error.message}, but not on rank 0", _SHARE)
+    new_path = _damaged_path(path)
+    files.rename(path, new_path)
+    return f"{error.message}: renamed to {new_path.name}"
+
+
+def check_is_shared(out: Path, run_id: str) -> None:
+    """Raise TrainingError on a rank that does not see the run with this ID in `out`."""
+    if not has_run(out) or load_record(out)[0].get("run_id") != run_id:
+        raise _not_shared_error(out)
+
+
+def _not_shared_error(out: Path) -> TrainingError:
+    return TrainingError(f"rank {distributed.ranks().rank} does not see the run in {out}", _SHARE)
 
 
 def newest_counters(out: Path, *, run_id: str) -> SavedState | None:
@@ -354,7 +440,7 @@ def save_progress(out: Path, progress: Mapping[str, Any]) -> None:
     """Replace the counters in the state of step progress["step"], if it exists."""
     path = _state_path(out, progress["step"])
     if path.exists():
-        values = manifest.read(path)
+        values = manifest.parse(path)
         entries = values.pop("files")
         del values["format"]
         content = manifest.seal(values | {"progress": dict(progress)}, entries)

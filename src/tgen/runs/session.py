@@ -1,13 +1,11 @@
 """Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tgen import corpus, distributed
@@ -75,7 +73,6 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
             index = yield from index_training_text(prepared.record, prepared.index_text)
             prepared = replace(prepared, index_text=None)
         yield PhaseReport(phase="making the model")
-        tokens_entry: dict[str, Any] = {}
         record = prepared.record
         if record.adapter is not None and prepared.weights is not None:
             adapter, weights = dequantize_base(record.adapter, prepared.weights)
@@ -85,25 +82,24 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         record = replace(record, environment=prepared.environment() | describe_cpu())
         state = prepared.new_state()
         yield PhaseReport(phase="saving the first checkpoint")
-        arrays = state.to_arrays()
-        if is_rank_zero and record.start_from is not None:
-            record = _check_start(record, arrays)
+        if record.start_from is not None:
+            record = _check_start(record, state.hash_weights())
         prepared = replace(prepared, record=record)
         if is_rank_zero:
             distributed.set_mark(record.run_id)  # before run.json, which marks a complete run
-            tokens_entry = run_state.create_run(
-                out,
-                prepared.record.to_dict(),
-                corpus.token_arrays(prepared.train, prepared.val),
-                tokenizer=prepared.tokenizer.json,
-                progress=asdict(state.progress),
-                arrays=arrays,
-                environment=prepared.environment(),
-                general=prepared.general,
-            )
-            if index is not None:
-                index.save(run_state.index_path(out))
-        del arrays, index
+        tokens_entry = run_state.create_run(
+            out,
+            prepared.record.to_dict(),
+            corpus.token_arrays(prepared.train, prepared.val),
+            tokenizer=prepared.tokenizer.json,
+            progress=asdict(state.progress),
+            arrays=state.own_arrays(),
+            environment=prepared.environment(),
+            general=prepared.general,
+        )
+        if is_rank_zero and index is not None:
+            index.save(run_state.index_path(out))
+        del index
         train, val = _load_tokens(out, prepared.record.run_id)
         # The state contains the weights.
         prepared = replace(prepared, train=train, val=val, weights=None, pairs=None)
@@ -118,19 +114,16 @@ def start(request: RunRequest, *, stopped: Stopped = lambda: False) -> Iterator[
         yield from Trainer(out, prepared, log, stopped).run(state)
 
 
-def _check_start(record: RunRecord, arrays: Mapping[str, NDArray[Any]]) -> RunRecord:
+def _check_start(record: RunRecord, digest: str) -> RunRecord:
     """Return the record with the digest of the weights that fine-tuning starts from; raise
     TrainingError if a run that is repeated started from others."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    if record.start_sha256 not in ("", digest.hexdigest()):
+    if record.start_sha256 not in ("", digest):
         raise TrainingError(
             f"the model {record.adapter_from or record.start_from} has changed since the run "
             "started from it",
             "restore the model, or fine-tune the new one: --from instead of --from-run",
         )
-    return replace(record, start_sha256=digest.hexdigest())
+    return replace(record, start_sha256=digest)
 
 
 def dry_run(request: RunRequest) -> Iterator[PhaseReport | PlanReport]:
@@ -287,11 +280,7 @@ def _load_tokens(
     Raise TrainingError on a rank that does not see this run.
     """
     distributed.barrier()
-    values, entry = run_state.load_record(out) if run_state.has_run(out) else ({}, {})
-    if values.get("run_id") != run_id:
-        raise TrainingError(
-            f"rank {distributed.ranks().rank} does not see the run in {out}",
-            "choose an --out on a disk that all machines share",
-        )
-    arrays = run_state.load_tokens(out, tokens_entry or entry, check_digest=False)
+    run_state.check_is_shared(out, run_id)
+    entry = tokens_entry or run_state.load_record(out)[1]
+    arrays = run_state.load_tokens(out, entry, check_digest=False)
     return corpus.tokens_of(arrays)

@@ -1,14 +1,11 @@
 """Train a prepared run: log, save, sample and roll back, as an iterator of reports."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from tgen import distributed
 from tgen.checkpoint import model_dir, model_files
@@ -40,7 +37,7 @@ from tgen.runs.samples import sample
 from tgen.training.early_stopping import decay_from_best
 from tgen.training.evaluation import evaluate_alone, tokens_for_error
 from tgen.training.loop import done_report, evaluation_is_due, train
-from tgen.training.state import TrainState, weights_of
+from tgen.training.state import TrainState
 
 _MAX_DIVERGENCES = 3
 _FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # delays between attempts at the final save
@@ -100,10 +97,8 @@ class Trainer:
         if was_saved and distributed.broadcast(is_lost):
             yield PhaseReport(phase="writing the model again", saved=True)
             roll_back(self.out, record, state, from_step=state.progress.best_step)
-            arrays = state.to_arrays()
-            if distributed.is_rank_zero():
-                save, _ = self._model_to_save(state, arrays)
-                save(is_new=True)
+            if to_save := self._model_to_save(state):
+                to_save[0](is_new=True)
             roll_back(self.out, record, state)
 
     def _train_with_rollbacks(self, state: TrainState) -> Iterator[RunReport]:
@@ -205,16 +200,21 @@ class Trainer:
         """Save the state, and the weights if `model`; raise DivergedError if any is not finite."""
         if distributed.any_rank(not state.is_finite()):
             raise DivergedError(f"a weight became infinite or NaN at step {state.progress.step}")
-        arrays = state.to_arrays()
-        if distributed.is_rank_zero():
-            to_save = self._model_to_save(state, arrays) if model else ()
-            yield from self.saver.save(asdict(state.progress), arrays, *to_save)
+        yield from self.saver.save(
+            asdict(state.progress),
+            state.own_arrays,
+            state.n_bytes,
+            *(self._model_to_save(state) if model else ()),
+        )
 
-    def _model_to_save(
-        self, state: TrainState, arrays: Mapping[str, NDArray[Any]]
-    ) -> tuple[SaveModel, int]:
-        """Return how to save the model or the adapter of the state, and the bytes of its arrays."""
+    def _model_to_save(self, state: TrainState) -> tuple[SaveModel, int] | tuple[()]:
+        """Return how to save the model or the adapter of the state, and the bytes of its arrays, on
+        rank 0; nothing on the others, which must call this, too."""
         record, adapter = self.prepared.record, self.prepared.new_adapter
+        scale = state.progress.logit_scale
+        weights = {} if adapter is not None else state.copy_weights(logit_scale=scale)
+        if not distributed.is_rank_zero():
+            return ()
         described = self.out, state.model.config, self.prepared.tokenizer
         if record.adapter is not None and adapter is not None:
             pairs = training.pairs_of(state.model, adapter.layout, adapter.shapes)
@@ -228,8 +228,6 @@ class Trainer:
                 inherited=record.inherited,
             )
             return save, sum(pair.a.nbytes + pair.b.nbytes for pair in pairs.values())
-        scale = state.progress.logit_scale
-        weights = weights_of(arrays, state.model.config, logit_scale=scale)
         ngrams, inherited = self.prepared.ngrams, record.inherited
         save = partial(model_dir.save, *described, weights, ngrams=ngrams, inherited=inherited)
         return save, sum(array.nbytes for array in weights.values())

@@ -162,7 +162,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with _staging(path.parent):
         try:
             yield temporary
-            _sync_tree(temporary)
+            sync(temporary)
             if temporary.is_dir() and path.is_dir():  # a rename does not replace a directory
                 old.mkdir()
                 os.rename(path, old / path.name)
@@ -355,6 +355,16 @@ def _staging(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or a directory of files, to the device."""
+    is_folder = path.is_dir()
+    for file_path in sorted(path.iterdir()) if is_folder else [path]:
+        with open(file_path, "rb+") as file:  # Windows only flushes files open for writing
+            os.fsync(file.fileno())
+    if is_folder:
+        _sync_folder(path)
+
+
 def free_bytes(path: Path) -> int:
     """Return the free space, in bytes, of the disk that holds `path` (which need not exist)."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
@@ -377,16 +387,6 @@ def _write_all(fd: int, content: bytes | bytearray | memoryview) -> None:
         if n == 0:
             raise OSError(errno.EIO, "no byte could be written")
         rest = rest[n:]
-
-
-def _sync_tree(path: Path) -> None:
-    """Flush a file, or a directory of files, to the device."""
-    is_folder = path.is_dir()
-    for file_path in sorted(path.iterdir()) if is_folder else [path]:
-        with open(file_path, "rb+") as file:  # Windows only flushes files open for writing
-            os.fsync(file.fileno())
-    if is_folder:
-        _sync_folder(path)
 
 
 def _sync_folder(path: Path) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tgen.config.training import Parallel
@@ -43,13 +43,33 @@ def parallelize(loss_module: LossModule, parallel: Parallel, mesh: DeviceMesh) -
     return loss_module
 
 
-def broadcast_or_shard(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return rank 0's tensor on all ranks, sharded if it has the shape of a sharded parameter
-    `like`. The other ranks pass a tensor of the same shape, dtype and device."""
-    dist.broadcast(tensor, 0)
-    if isinstance(like, DTensor) and tensor.shape == like.shape:
-        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
-    return tensor
+def own_rows(parameter: Tensor) -> slice:
+    """Return the rows of a sharded parameter that this rank stores; the last rank may have none."""
+    size = -(-len(parameter) // dist.get_world_size())  # as torch.chunk
+    return slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+
+
+def scatter(whole: Tensor | None, parameter: Tensor) -> None:
+    """Set a sharded parameter to a tensor that rank 0 has; the others pass None."""
+    rows = parameter.detach()
+    assert isinstance(rows, DTensor)
+    whole = torch.empty(rows.shape) if whole is None else whole.detach()
+    whole = whole.to(parameter.device)
+    dist.broadcast(whole, 0)
+    rows.to_local().copy_(whole[own_rows(parameter)])
+
+
+def shard_like(rows: Tensor, parameter: Tensor) -> Tensor:
+    """Return the tensor of which each rank has its `own_rows`."""
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        rows,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def one_rank_per_matrix(function: Callable[..., Tensor], mesh: DeviceMesh) -> Callable[..., Tensor]:

@@ -3,7 +3,8 @@
 There is no random state: batches and dropout are functions of the seed, the step and the row.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ class Progress:
 
 
 _CPU = torch.device("cpu")
-_WEIGHTS = "model/"  # prefix of weights in `to_arrays`; moments have their key as prefix
+_WEIGHTS = "model/"  # prefix of weights in `own_arrays`; moments have their key as prefix
 
 
 class TrainState:
@@ -120,16 +121,49 @@ class TrainState:
     def whole_model(self) -> Transformer | None:
         """Return a model with all weights on rank 0, None on the others."""
         if self.parallel == "fsdp":
-            arrays = _copies(self.model.named_parameters())
+            arrays = self.copy_weights()
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
         return self.model if distributed.is_rank_zero() else None
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return copies of weights and moments by name on rank 0; see `weights_of`."""
-        return _copies(self._tensors())
+    def copy_weights(self, *, logit_scale: float = 1.0) -> dict[str, NDArray[Any]]:
+        """Return all weights on rank 0, named as `Transformer.to_arrays` does, none on the others;
+        the final norm, in whose output the logits are linear, is multiplied by `logit_scale`."""
+        weights = {name: array.copy() for name, array in self._whole_weights()}
+        if weights and logit_scale != 1:
+            # A norm that adds one multiplies by 1 + weight.
+            one = 1 if self.model.config.norm_adds_one else 0
+            weights["final_norm.weight"] = (weights["final_norm.weight"] + one) * logit_scale - one
+            for name in weights.keys() & {"final_norm.bias", "lm_head.bias"}:
+                weights[name] = weights[name] * logit_scale
+        return weights
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], progress: Progress) -> None:
-        """Load what `to_arrays` returned, from rank 0, and the counters."""
+    def hash_weights(self) -> str:
+        """Return the SHA-256 of all weights; all ranks must call this."""
+        digest = hashlib.sha256()
+        for _, array in self._whole_weights():
+            digest.update(np.ascontiguousarray(array).data)
+        return str(distributed.broadcast(digest.hexdigest()))
+
+    def _whole_weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield the weights on rank 0, gathered one by one; the other ranks iterate, too."""
+        for name, parameter in sorted(self.model.named_parameters()):
+            full = full_tensor(parameter.detach())
+            if distributed.is_rank_zero():
+                yield name, full.cpu().numpy()
+
+    def own_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the weights and moments that this rank saves, by name: its rows of those that FSDP
+        shards; all others on rank 0. On a CPU, they share the memory of the state."""
+        is_rank_zero = distributed.is_rank_zero()
+        return {
+            name: local_tensor(tensor.detach()).cpu().numpy()
+            for name, tensor in self._tensors()
+            if is_rank_zero or hasattr(tensor, "to_local")
+        }
+
+    def restore(self, arrays: Mapping[str, Any], progress: Progress) -> None:
+        """Load what all ranks' `own_arrays` returned, as arrays or slices of files; each rank reads
+        only the rows that it stores. Set the counters."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
         parameters = dict(self.model.named_parameters())
@@ -139,21 +173,25 @@ class TrainState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        headers = {path: (array.shape, array.dtype) for path, array in arrays.items()}
-        for path, (shape, dtype) in distributed.broadcast(headers).items():
+        if self.parallel == "fsdp":
+            from tgen.training.parallel import own_rows, shard_like  # seconds to import
+        for path, array in arrays.items():
             key, name = path.split("/", 1)
             parameter = parameters[name]
-            array = arrays[path].copy() if path in arrays else np.empty(shape, dtype)
-            tensor = torch.from_numpy(array).to(parameter.device)
-            if self.parallel:
-                from tgen.training.parallel import broadcast_or_shard
-
-                tensor = broadcast_or_shard(tensor, parameter)
+            is_sharded = self.parallel == "fsdp" and array.shape == parameter.shape
+            rows = own_rows(parameter) if is_sharded else ...
+            tensor = torch.from_numpy(array[rows]).to(parameter.device)
             if path.startswith(_WEIGHTS):
-                parameter.data.copy_(tensor)
+                local_tensor(parameter.detach()).copy_(tensor)
             else:
-                owner[parameter].state.setdefault(parameter, {})[key] = tensor
+                moment = shard_like(tensor, parameter) if is_sharded else tensor
+                owner[parameter].state.setdefault(parameter, {})[key] = moment
         self.progress = progress
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all ranks' `own_arrays`."""
+        return sum(tensor.nbytes for _, tensor in self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
@@ -196,11 +234,14 @@ def new_state(
     model.activation_checkpointing = config.activation_checkpointing
     state = TrainState(model, config, device=device, parallel=parallel)
     if parallel == "fsdp" and not restored:
-        arrays = {}
+        from tgen.training.parallel import scatter
+
+        first = {}
         if distributed.is_rank_zero():
-            first = _first_model(model_config, config, weights, bigram_counts)
-            arrays = {_WEIGHTS + n: p.detach().numpy() for n, p in first.named_parameters()}
-        state.restore(arrays, state.progress)
+            whole = _first_model(model_config, config, weights, bigram_counts)
+            first = dict(whole.named_parameters())
+        for name, parameter in model.named_parameters():
+            scatter(first.get(name), parameter)
     return state
 
 
@@ -219,33 +260,13 @@ def _first_model(
     return model
 
 
-def weights_of(
-    arrays: Mapping[str, NDArray[Any]], config: ModelConfig, *, logit_scale: float = 1.0
-) -> dict[str, NDArray[Any]]:
-    """Select the weights from `TrainState.to_arrays`, named as `Transformer.to_arrays` does; the
-    final norm, in whose output the logits are linear, is multiplied by `logit_scale`."""
-    weights = {
-        name.removeprefix(_WEIGHTS): array
-        for name, array in arrays.items()
-        if name.startswith(_WEIGHTS)
-    }
-    if logit_scale != 1:
-        one = 1 if config.norm_adds_one else 0  # such a norm multiplies by 1 + weight
-        weights["final_norm.weight"] = (weights["final_norm.weight"] + one) * logit_scale - one
-        if "final_norm.bias" in weights:
-            weights["final_norm.bias"] = weights["final_norm.bias"] * logit_scale
-        if "lm_head.bias" in weights:
-            weights["lm_head.bias"] = weights["lm_head.bias"] * logit_scale
-    return weights
-
-
 def fits_model(
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, Any],
     config: ModelConfig,
     optimizer: str,
     adapter: NewAdapter | None = None,
 ) -> bool:
-    """Whether `TrainState.to_arrays` may have returned these for this model; allocates nothing."""
+    """Whether `TrainState.restore` accepts these for this model; allocates and reads nothing."""
     if config.n_layers > len(arrays):  # do not build billions of layers
         return False
     parameters: Mapping[str, tuple[int, ...]]
@@ -281,12 +302,3 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, in the same memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    for name, tensor in tensors:
-        full = full_tensor(tensor.detach())
-        if distributed.is_rank_zero():
-            arrays[name] = full.cpu().numpy().copy()
-    return arrays
