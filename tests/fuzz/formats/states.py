@@ -12,6 +12,7 @@ import tiny
 from fuzz.formats.safetensors import SafetensorsFile
 from fuzz.mutations import Mutator, dump
 from tgen import runs
+from tgen.checkpoint.safetensors_file import open_tensors, serialize
 from tgen.cli import rich_console
 from tgen.cli.compare import print_comparison
 from tgen.cli.inspect.options import InspectOptions
@@ -22,11 +23,34 @@ from tgen.errors import TgenError
 from tgen.experiments.comparison import compare_runs
 from tgen.runs import ResumeRequest, manifest
 
-_FORGED = ("state.safetensors", "tokens.safetensors")  # their digests are made to fit
+_PARTS = [f"state-0000{i}-of-00002.safetensors" for i in (1, 2)]
+_FORGED = (*_PARTS, "tokens.safetensors")  # their digests are made to fit
+
+
+def _split(state: Path) -> None:
+    """Replace the file of a state by one per rank."""
+    values = manifest.parse(state)
+    arrays = open_tensors([state / "state.safetensors"])
+    entries = {}
+    for rank, name in enumerate(_PARTS):
+        rows = {
+            k: a[rank * a.shape[0] // 2 : (rank + 1) * a.shape[0] // 2]
+            for k, a in arrays.items()
+            if a.shape
+        }
+        if rank == 0:
+            rows |= {key: array[...] for key, array in arrays.items() if not array.shape}
+        content = serialize(rows)
+        (state / name).write_bytes(content)
+        entries |= manifest.describe({name: content})
+    (state / "state.safetensors").unlink()
+    del values["files"]
+    (state / manifest.NAME).write_bytes(manifest.seal(values, entries))
 
 
 class States:
-    """A run that was stopped, one of whose files is changed, is inspected, compared and resumed."""
+    """A run whose newest state has two files is changed in one file, inspected, compared and
+    resumed."""
 
     prints = True
     starts_processes = False
@@ -44,6 +68,7 @@ class States:
         (self._state,) = (path.name for path in training.glob("state-*6"))
         self._run = json.loads((training / "run.json").read_bytes())
         del self._run["plan"]["train"]["compile"]  # a change to true would start compilers
+        _split(training / self._state)
         self._manifest = json.loads((training / self._state / manifest.NAME).read_bytes())
         records = [json.loads(line) for line in (training / "log.jsonl").read_bytes().splitlines()]
         self._mutators = {
@@ -51,10 +76,11 @@ class States:
             "manifest.json": Mutator(self._manifest),
             "log.jsonl": Mutator(records),
         }
-        self._tensors = {
-            "state.safetensors": SafetensorsFile(training / self._state / "state.safetensors"),
-            "tokens.safetensors": SafetensorsFile(training / "tokens.safetensors"),
-        }
+        paths = [
+            *(training / self._state / name for name in _PARTS),
+            training / "tokens.safetensors",
+        ]
+        self._tensors = {path.name: SafetensorsFile(path) for path in paths}
         self._names = ["run.json", "manifest.json", "manifest.json", "log.jsonl", *self._tensors]
 
     def change(self, i: int, rng: Random) -> str:
@@ -71,7 +97,8 @@ class States:
             content = file.path.read_bytes()
             entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             if name.startswith("state"):
-                self._write_manifest(self._manifest | {"files": {name: entry}}, sealed=True)
+                entries = self._manifest["files"] | {name: entry}
+                self._write_manifest(self._manifest | {"files": entries}, sealed=True)
             else:
                 (training / "run.json").write_bytes(dump(self._run | {"tokens": entry}))
             return what
