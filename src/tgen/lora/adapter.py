@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.checkpoint import model_dir, safetensors_file
+from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object
@@ -146,6 +146,8 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
 
 def _read_header(path: Path) -> tuple[Path, Header]:
     """Return the file of an adapter's weights, and its tensors."""
+    from tgen.checkpoint import model_dir  # slow: tokenizers
+
     for name in (ADAPTER_WEIGHTS, ADAPTER_TORCH_WEIGHTS):
         if (file := path / name).is_file():
             return file, model_dir.read_header(file)
