@@ -157,7 +157,7 @@ def _normalizes_outputs(job):
 
 @compiled(inline=True)
 def _n_outputs(job, layer):
-    """How many tokens need the output of a layer; the last one's is needed for logits only."""
+    """Return how many tokens need the output of a layer; the last one's is for logits only."""
     is_last = layer == load_int(job, N_LAYERS) - 1
     return load_int(job, N_LOGITS if is_last else N_TOKENS)
 

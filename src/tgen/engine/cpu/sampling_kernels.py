@@ -103,7 +103,7 @@ def _vector_weighted_sum(b, x, n, maximum):
 
 @primitive(address, i64, f32)
 def _vector_count_above(b, x, n, limit):
-    """How many of n numbers in whole vectors are above the limit."""
+    """Count those of n numbers, in whole vectors, that are above the limit."""
     with loop(b, n, 1, step=LANES) as (j, (count,), new):
         above = b.fcmp_ordered(">", load(b, element(b, x, j, 4), VECTOR), broadcast(b, limit))
         new.append(b.fadd(count, b.select(above, ir.Constant(VECTOR, [1.0] * LANES), ZEROS)))

@@ -245,7 +245,7 @@ def sum_of(b, x, n, mean, squared):
 
 
 def _is_below(b: ir.IRBuilder, j: ir.Value, bound: ir.Value) -> ir.Value:
-    """Which of LANES numbers from j on are below the bound."""
+    """Mark those of LANES numbers from j on that are below the bound."""
     lanes = ir.Constant(INTEGERS, list(range(LANES)))
     i = b.add(broadcast(b, b.trunc(j, i32)), lanes)
     return b.icmp_signed("<", i, broadcast(b, b.trunc(bound, i32)))
