@@ -1,5 +1,6 @@
 """Ranks that are threads of this process and take turns, always in the same order."""
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -65,6 +66,8 @@ def run_ranks(n: int, function: Callable[[int], T]) -> list[T]:
         run(0)
         for thread in threads:
             thread.join()
+            while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+                os.sched_yield()  # the system still ends it, and this process may fork next
     _own.rank = 0
     for error in errors:
         raise error
