@@ -81,6 +81,7 @@ class Decoding:
     prompt_cache: PromptCache | None = None  # of the start of the prompts
 
 
+_SEARCHED_BYTES = 1e6  # of weights that a pass reads in the time of a search for drafts
 _DEFAULT = Decoding()
 
 
@@ -251,7 +252,8 @@ class LoadedModel:
         if decoding.draft == "off" or not decoding.kv_cache:
             yield None
         elif self._draft_model is None:
-            yield NgramDrafter(self.ngrams)
+            cost = _SEARCHED_BYTES / self.engine.weight_bytes
+            yield NgramDrafter(self.ngrams, search_cost=cost)
         else:
             from tgen.generation.model_drafter import ModelDrafter
 

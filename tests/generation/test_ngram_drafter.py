@@ -102,6 +102,23 @@ def test_repetitive_text_needs_few_passes_and_random_text_gets_no_drafts():
     assert sum(n_drafted[1000:]) == 0
 
 
+def test_searches_that_cost_more_than_they_save_are_rare_until_the_text_repeats_itself():
+    drafts = NgramDrafter(search_cost=0.1)
+    text = np.random.default_rng(0).integers(0, 50, 1000).tolist()
+    searches = 0
+    for n in range(1, 1000):
+        drafts.propose(0, text[:n], batch_size=1, limit=400)
+        searches += drafts._indexes[0].n_read == n
+    assert searches < 200
+    passes, full = 0, [*text, *text]
+    while len(text) < 2000:
+        draft = drafts.propose(0, text, batch_size=1, limit=1999 - len(text))
+        assert draft == full[len(text) : len(text) + len(draft)]
+        text += full[len(text) : len(text) + len(draft) + 1]
+        passes += 1
+    assert passes < 120
+
+
 def test_larger_batches_get_shorter_drafts():
     tables = [NgramTable(np.array([[1, 2, 70], [2, 3, 70]], np.uint16), 300)]
     assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=9) == [2, 3]

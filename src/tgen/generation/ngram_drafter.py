@@ -24,6 +24,8 @@ _EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one to
 _MAX_COST = 0.9
 _MEMORY = 64  # drafts of a kind after which older ones count half
 _MAX_PAUSE = 3  # passes without a search, after searches that found nothing
+_LONG_PAUSE = 15  # if searches save less than they cost
+_SEARCHES = 16  # after which `gain` is mostly that of these
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
 _STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
@@ -70,9 +72,13 @@ class NgramTable:
 
 
 class NgramDrafter:
-    """A source of drafts for each sequence, which tracks their acceptance rates."""
+    """A source of drafts for each sequence, which tracks their acceptance rates.
 
-    def __init__(self, tables: Sequence[NgramTable] = ()) -> None:
+    `search_cost` is the time of a search, relative to that of a pass with one token.
+    """
+
+    def __init__(self, tables: Sequence[NgramTable] = (), *, search_cost: float = 0.0) -> None:
+        self._search_cost = search_cost
         self._tables = sorted(tables, key=lambda table: -table.length)
         rates = [_FIRST_RATE] * len(_CONTEXTS)
         for _ in self._tables:
@@ -92,17 +98,22 @@ class NgramDrafter:
     ) -> list[int]:
         """Return up to `limit` draft tokens; `batch_size` sequences are computed together."""
         cost = cost_per_token(batch_size)
+        start = _START / batch_size
         if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
         index = self._indexes.setdefault(sequence, _TextIndex())
         if index.pause:
             index.pause -= 1
             return []
-        self._learn(index.draft, tokens[index.n_read :])
+        n_right = self._learn(index.draft, tokens[index.n_read :])
+        if n := index.n_drafted:
+            index.gain += (min(n_right, n) - n * cost - start - index.gain) / _SEARCHES
+        else:
+            index.gain -= index.gain / _SEARCHES
         index.read(tokens)
         end = list(tokens[-max(_CONTEXTS) :])
         index.draft, probability = [], 1.0
-        gain, best, n_best = -_START / batch_size, 0.0, 0  # passes saved, minus the draft's cost
+        gain, best, n_best = -start, 0.0, 0  # passes saved, minus the draft's cost
         while draft := self._next(index, end):
             index.draft.append(draft)
             token, kind = draft
@@ -113,8 +124,10 @@ class NgramDrafter:
             if gain > best:
                 best, n_best = gain, len(index.draft)
             end.append(token)
-        index.misses = 0 if n_best else index.misses + 1
-        index.pause = min(index.misses // 2, _MAX_PAUSE)
+        index.n_drafted = n_best
+        pays = index.gain > self._search_cost
+        index.misses = 0 if n_best and pays else index.misses + 1
+        index.pause = min(index.misses // 2, _MAX_PAUSE if pays else _LONG_PAUSE)
         return [token for token, _ in index.draft[:n_best]]
 
     def forget(self, sequences: Iterable[int]) -> None:
@@ -122,8 +135,9 @@ class NgramDrafter:
         for sequence in sequences:
             self._indexes.pop(sequence, None)
 
-    def _learn(self, drafts: Sequence[DraftToken], sampled: Sequence[int]) -> None:
-        """Update acceptance rates, up to the first rejected draft token."""
+    def _learn(self, drafts: Sequence[DraftToken], sampled: Sequence[int]) -> int:
+        """Update acceptance rates, up to the first rejected draft token; count those before it."""
+        n_right = 0
         for (draft, kind), token in zip(drafts, sampled, strict=False):
             if self._tried[kind] >= _MEMORY:
                 self._tried[kind] /= 2
@@ -131,7 +145,9 @@ class NgramDrafter:
             self._tried[kind] += 1
             self._accepted[kind] += draft == token
             if draft != token:
-                return
+                break
+            n_right += 1
+        return n_right
 
     def _next(self, index: "_TextIndex", end: Sequence[int]) -> DraftToken | None:
         for kind, n in enumerate(_CONTEXTS):
@@ -153,6 +169,7 @@ class _TextIndex:
         self.draft: list[DraftToken] = []
         self.following: dict[tuple[int, ...], int] = {}
         self.n_read = 0
+        self.n_drafted, self.gain = 0, 1.0  # passes saved per search
         self.misses = self.pause = 0  # searches without a draft, passes until the next search
 
     def read(self, tokens: Sequence[int]) -> None:
