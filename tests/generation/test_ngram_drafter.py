@@ -1,5 +1,6 @@
 """Speculative decoding: the same text in fewer passes; n-gram tables match the corpus."""
 
+import tracemalloc
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -126,6 +127,16 @@ def test_larger_batches_get_shorter_drafts():
     assert NgramDrafter(tables).propose(0, [1], batch_size=64, limit=9) == []
     assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=1) == [2]
     assert NgramDrafter(tables).propose(0, [1], batch_size=1, limit=0) == []
+
+
+def test_table_takes_little_more_memory_than_its_rows():
+    rows = np.arange(40_000, dtype=np.uint16).reshape(-1, 4)
+    tracemalloc.start()
+    table = NgramTable(rows, 1 << 16)
+    assert table.look_up([4, 5]) == (6, 7)
+    n_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert n_bytes < 2 * rows.nbytes
 
 
 def test_drafts_are_limited_even_if_certain():
