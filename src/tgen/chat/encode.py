@@ -126,8 +126,8 @@ class ChatFormat:
         if not ids:
             raise UsageError("the chat template renders these messages as ''", "add a message")
         if len(ids) > self._context_length:  # do not drop the first messages silently
-            n = f"{len(ids):,} tokens (limit {self._context_length:,})"
-            raise ContextError(f"the conversation has {n}", _TOO_LONG_HINT)
+            size = f"{len(ids):,} tokens (limit {self._context_length:,})"
+            raise ContextError(f"the conversation has {size}", _TOO_LONG_HINT)
         return ids
 
     def write(
@@ -278,9 +278,9 @@ class ChatFormat:
     def _check_length(self, text: str) -> None:
         """Raise ContextError for a text that cannot fit the context, before encoding it."""
         if not self.fits(text):
-            n = f"{self._count_characters(text):,} characters"
+            size = f"{self._count_characters(text):,} characters"
             limit = f"a context of {self._context_length:,} tokens"
-            raise ContextError(f"the conversation has {n}, too many for {limit}", _TOO_LONG_HINT)
+            raise ContextError(f"the conversation has {size}, too many for {limit}", _TOO_LONG_HINT)
 
     def _choose_stand_ins(self, contents: Iterable[str]) -> dict[int, str]:
         """Map the messages' characters that may start or end a control token to stand-ins."""
@@ -353,8 +353,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list
         raise UsageError("a message contains an unpaired surrogate", "remove it") from None
     length = sum(map(len, strings))
     if length > MAX_CHARACTERS:
-        n = f"{length:,} characters, limit {MAX_CHARACTERS:,}"
-        raise ContextError(f"the messages are too long ({n})", _TOO_LONG_HINT)
+        size = f"{length:,} characters, limit {MAX_CHARACTERS:,}"
+        raise ContextError(f"the messages are too long ({size})", _TOO_LONG_HINT)
     return [dict(message) for message in messages]
 
 

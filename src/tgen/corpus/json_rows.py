@@ -59,10 +59,8 @@ def json_kind(name: str, head: bytes) -> str | None:
     if _PANDAS.match(text):
         return "json objects"  # which are refused
     first, _, rest = text.partition("\n")
-    is_line, by_name = (
-        parse_json(first) is not None,
-        "json lines" if name.endswith(_NAMES) else None,
-    )
+    is_line = parse_json(first) is not None
+    by_name = "json lines" if name.endswith(_NAMES) else None
     if text.strip() == "[]" and name.endswith((*_NAMES, ".json")):
         return "json list"  # which is refused
     if text.startswith("["):

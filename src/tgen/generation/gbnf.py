@@ -46,8 +46,8 @@ def is_gbnf(text: str) -> bool:
 
 
 def gbnf_to_lark(text: str) -> tuple[str, list[int]]:
-    """Convert a grammar from GBNF to Lark; return for each of its lines the line that it was made
-    from, too. Raises ValueError with the line of the first error."""
+    """Return a GBNF grammar in Lark, and the line in GBNF of each line in Lark. Raises ValueError
+    with the line of the first error."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"too long (got {len(text):,} characters, limit {_MAX_CHARACTERS:,})")
     rewriter = _Rewriter()

@@ -135,7 +135,7 @@ def create_run(
     general: bytes = b"",
 ) -> dict[str, Any]:
     """Write a new run, replacing any old one; return its tokens entry. run.json is last, since it
-    marks a complete run. All ranks must call this; the others write their `arrays`.
+    marks a complete run. All ranks must call this; all but rank 0 write their `arrays` only.
 
     An old model stays until the run saves a new one.
     """
@@ -311,7 +311,7 @@ def save_state(
 
 
 def _write_arrays(temporary: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
-    """Write each rank's arrays and flush them, since another machine cannot; return the entries of
+    """Write and flush each rank's arrays, which other machines cannot flush; return the entries of
     all files for the manifest."""
     writers = [rank for rank, has_any in enumerate(distributed.all_gather(bool(arrays))) if has_any]
     rank = distributed.ranks().rank
@@ -401,7 +401,7 @@ def _check_state(
 
 def _set_aside(path: Path, run_id: str, error: ModelError) -> str:
     """Rename a damaged state and return a note, on rank 0; raise TrainingError if rank 0 finds no
-    damage, so that another rank sees other files."""
+    damage: another rank sees other files."""
     if distributed.ranks().world_size > 1:
         with suppress(ModelError):
             safetensors_file.open_tensors(_check_state(path, run_id)[1])

@@ -263,9 +263,7 @@ class Trainer:
         with self._best_model(state) as model:
             plan = prepared.record.plan
             n_val, eval_tokens = len(dataset.val.ids), plan.train.eval_tokens
-            if (
-                plan.evaluated_tokens is not None
-            ):  # the time is limited: no more than says something
+            if plan.evaluated_tokens is not None:  # the time is limited
                 parts = state.progress.best_parts
                 needed = tokens_for_error(parts, min(n_val, eval_tokens), _RELATIVE_ERROR)
                 n_val = min(n_val, plan.evaluated_tokens, needed)

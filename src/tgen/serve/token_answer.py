@@ -36,7 +36,7 @@ class TokenAnswer(Answer):
         token_bytes: TokenBytes,
     ) -> None:
         super().__init__(request, prepared, model, fingerprint, token_bytes)
-        self._with_logprobs = False  # of the texts: their tokens are stored here
+        self._with_logprobs = False  # `_new` has the tokens; do not store them per text
         self._token_bytes, self._new = token_bytes, list[tuple[int, Token]]()
         self._facts = {"model": model, "seed": prepared.seed, "prompt_tokens": self.prompt_tokens}
 

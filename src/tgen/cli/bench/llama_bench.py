@@ -88,7 +88,7 @@ def format_record(
         "avg_ts": statistics.fmean(report.rates),
         "stddev_ts": _stddev(report.rates),
         "use_mmap": True,  # llama-bench's field before load_mode; its readers expect it
-        # Those that llama-bench does not have
+        # llama-bench does not have these:
         "test": report.label,
         "family": summary.family,
         "engine": report.engine,
