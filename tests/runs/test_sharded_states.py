@@ -1,10 +1,13 @@
 """States of which each rank writes its rows; the ranks are threads that take turns."""
 
 import errno
+import gc
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,6 +195,23 @@ def test_all_ranks_report_a_full_disk_of_one_and_save_later(out, monkeypatch):
             told = [(report.step, report.failed, report.needed_bytes) for report in reports]
             assert told == [(3, "No space left on device", 200), (4, "", 0)]
     assert_is_state(load(out), 4)
+
+
+def test_failed_save_frees_the_arrays_at_once(out, monkeypatch):
+    def fail(_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "sync", fail)
+    arrays, progress = state_of(3), {"step": 3, "best_step": 0}
+    array = weakref.ref(arrays["model/a"])
+    gc.disable()
+    try:
+        with suppress(OSError):
+            run_state.save_state(out, progress, arrays, run_id="1", environment={})
+        del arrays
+        assert array() is None
+    finally:
+        gc.enable()
 
 
 def test_rank_with_another_folder_is_refused_and_no_state_renamed(out, tmp_path):

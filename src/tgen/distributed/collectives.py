@@ -35,8 +35,12 @@ def call_together(function: Callable[[], T]) -> T:
         result = function()
     except (OSError, TgenError) as raised:
         error = raised
-    for first in filter(None, all_gather(error)):
-        raise first
+    error = next(filter(None, all_gather(error)), None)
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # else the cycle with its traceback keeps the arrays of `function` in memory
     return cast(T, result)
 
 
