@@ -5,8 +5,8 @@
 When an EvalReport or the DoneReport arrives, the newest state and the best weights are on disk,
 unless a SavingReport reports a failure. The run's directory is locked before torch is imported.
 
-With several ranks, inside `distributed.join_process_group`, every rank iterates; only rank 0 locks
-the directory and writes to it.
+With several ranks, inside `distributed.join_process_group`, every rank iterates. Only rank 0 locks
+the directory and writes to it, except that each rank of FSDP writes its rows of a state.
 """
 
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Start, resume or plan a run; all ranks make the same calls, but only rank 0 writes files."""
+"""Start, resume or plan a run; all ranks make the same calls."""
 
 import time
 from collections.abc import Iterator, Mapping
