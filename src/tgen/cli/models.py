@@ -82,8 +82,7 @@ class ModelReport:
     is_default: bool  # whether it is the one that commands use without a name
     adapter_of: str | None = None  # the base model that an adapter names; None: not an adapter
     rank: int | None = None  # of an adapter
-    # Of an adapter, the base's. None here and below: unknown, see `problem`
-    family: str | None = None
+    family: str | None = None  # for an adapter, the base's; from here on None: see `problem`
     n_parameters: int | None = None
     dtype: str | None = None  # of most of the weights
     context_length: int | None = None

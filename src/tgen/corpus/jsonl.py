@@ -48,8 +48,8 @@ def find_rows(source: Source, *, chats: bool) -> Iterator[Location]:
                 n_bytes = sum(map(len, parts))
                 content = chain.from_iterable((encode_length(len(part)), part) for part in parts)
         except CorpusError as error:
-            what = f"{source.name}, line {number}: {error.message}"
-            raise CorpusError(what, error.hint) from None
+            message = f"{source.name}, line {number}: {error.message}"
+            raise CorpusError(message, error.hint) from None
         yield start, start + len(line), n_bytes, content
 
 

@@ -122,8 +122,7 @@ def _texts(
     left_out: Counter[str],
     progress: Callable[[float], None],
 ) -> Iterator[str]:
-    """Yield the texts of a document by the function `read_<kind>`, whose libraries only its own
-    module imports."""
+    """Call the function `read_<kind>`; only its module imports the libraries that it needs."""
     kind, encoding = request["kind"], request["encoding"]
     module = import_module(f"tgen.documents.{_MODULES.get(kind, kind)}")
     read: Callable[..., Iterator[str]] = getattr(module, f"read_{kind}")

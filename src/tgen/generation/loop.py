@@ -217,7 +217,7 @@ class _Batch:
         self.active: list[SequenceState] = []
 
     def remove(self, numbers: Collection[int], *, compact: bool = False) -> None:
-        """Remove sequences from the engine; the others are in slot order then."""
+        """Remove sequences from the engine, and sort the others by their slots."""
         left = [state for state in self.active if state.number not in numbers]
         has_removed = len(left) < len(self.active)
         if has_removed and self._drafter is not None:
