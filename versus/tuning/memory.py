@@ -71,7 +71,7 @@ def run_steps(options: argparse.Namespace) -> None:
     )
     for _ in train(state.model, dataset, config, state):
         pass
-    state.own_arrays()  # as at a save
+    state.copy_weights()  # as at a save
     predicted = peak_bytes(model, config, options.tokens, frozen)
     print(json.dumps([predicted, peak_memory_bytes()]))
 
