@@ -128,7 +128,7 @@ def test_run_that_cannot_be_repeated_is_refused(tmp_path):
         repeat(tmp_path)
     list(resume(tmp_path / "model", settings={"steps": 60}, override=True))
     with pytest.raises(
-        TrainingError, match="its settings were changed from step 1: steps None -> 60"
+        TrainingError, match="its settings were changed from step 1: steps unset -> 60"
     ):
         repeat(tmp_path)
 

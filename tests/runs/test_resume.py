@@ -36,6 +36,8 @@ def test_changed_settings_are_refused_or_recorded(finished):
         list(resume(finished, overrides={"bigram_start": str(start).lower()}, override=True))
     with pytest.raises(UsageError, match="the run is already at step 14"):
         list(resume(finished, settings={"steps": 9}, override=True))
+    with pytest.raises(UsageError, match="the run has already taken 0"):
+        list(resume(finished, settings={"minutes": 1e-4}, override=True))
     longer = {"settings": {"steps": 20}, "overrides": {"learning_rate": "0.001"}}
     reports = list(resume(finished, threads=1, override=True, **longer))
     assert isinstance(reports[-1], DoneReport)
@@ -45,6 +47,8 @@ def test_changed_settings_are_refused_or_recorded(finished):
     assert notes[1].startswith("from step 14: learning_rate 0.00")
     assert notes[1].endswith(" -> 0.001")
     assert notes == plan_of(reports).notes[-2:]
+    # The old plan's rows are wrong now.
+    assert not {"steps", "learning rate"} & {row.name for row in plan_of(reports).choices}
     # Now they are the settings of the run.
     list(resume(finished, threads=1, **longer))
 

@@ -32,6 +32,20 @@ from tgen.training.state import Progress, TrainState, fits_model
 _FIXED = {"optimizer", "loss_on", "val_fraction", "compile", "bigram_start", "temperature_scaling"}
 _FIXED |= {"lora", "lora_alpha", "lora_targets"}
 _SETS_THE_END = {"steps", "minutes", "max_steps", "decay_fraction"}
+# The row of the plan's table that a changed setting makes wrong.
+_ROWS = {
+    "steps": "steps",
+    "minutes": "steps",
+    "max_steps": "steps",
+    "learning_rate": "learning rate",
+    "embedding_learning_rate": "learning rate",
+    "matrix_learning_rate": "learning rate",
+    "warmup_steps": "learning rate",
+    "decay_fraction": "learning rate",
+    "dropout": "dropout",
+    "bpe_dropout": "BPE-dropout",
+    "eval_every": "evaluation",
+}
 # Counters that a rollback does not restore.
 _NOT_ROLLED_BACK = (
     "steps_taken",
@@ -176,6 +190,12 @@ def apply_overrides(
             f"--steps {steps}: the run is already at step {progress.step:,}",
             f"set --steps above {progress.step}",
         )
+    minutes = progress.seconds / 60
+    if changed.get("minutes", math.inf) <= minutes:
+        raise UsageError(
+            f"--minutes {changed['minutes']:g}: the run has already taken {minutes:.2f} minutes",
+            "set a larger number of minutes",
+        )
     config = replace(record.plan.train, **changed)
     if record.chat is not None:
         check_no_bpe_dropout(config)
@@ -195,14 +215,20 @@ def apply_overrides(
     has_val = record.held_out_bytes > 0
     unused = settings_without_effect(changed, config, record.plan.model, has_val=has_val)
     notes = [
-        f"from step {progress.step}: {name} {old_values[name]} -> {value}"
+        f"from step {progress.step}: {name} {_value(old_values[name])} -> {_value(value)}"
         + (f", without effect: it needs {unused[name]}" if name in unused else "")
         for name, value in changed.items()
     ]
-    plan = replace(record.plan, train=config)
+    wrong = {_ROWS.get(name) for name in changed}
+    choices = [choice for choice in record.plan.choices if choice.name not in wrong]
+    plan = replace(record.plan, train=config, choices=choices)
     return replace(
         record, plan=plan, end_changes=end_changes, overridden=[*record.overridden, *notes]
     )
+
+
+def _value(value: object) -> object:
+    return "unset" if value is None else value
 
 
 def _planned_steps(config: ResolvedTrainConfig, plan: Plan) -> int | None:
