@@ -238,11 +238,17 @@ def read_option(options_type: type, owner: str, name: str, text: str) -> tuple[s
     and its value; a switch takes true or false. Raises UsageError as the flag does."""
     word = name.lstrip("-").replace("_", "-")
     by_name: dict[str, _Parameter] = {}
+    others: set[str] = set()
     for one in _parameters(options_type):
+        spellings = [one.field.replace("_", "-"), *one.details.get("flags", ())]
+        names = [spelling.lstrip("-") for spelling in spellings]
         if one.owner == owner:
-            spellings = [one.field.replace("_", "-"), *one.details["flags"]]
-            by_name |= dict.fromkeys((spelling.lstrip("-") for spelling in spellings), one)
+            by_name |= dict.fromkeys(names, one)
+        else:
+            others.update(names)
     if word not in by_name:
+        if word in others:
+            raise UsageError(f"{word} cannot be set here", "set it on the command line")
         hint = suggest(word, by_name) or "run `tgen generate --help` for a list"
         raise UsageError(f"unknown option {name[:60]!r}", hint)
     one = by_name[word]

@@ -153,6 +153,7 @@ ERRORS = {
     "/seed x": ["--seed: invalid value 'x'", "set --seed to a whole number"],
     "/seed -1": ["--seed: invalid value -1", "set --seed to a number from 0"],
     "/set temprature 1": ["unknown option 'temprature'", "did you mean temperature?"],
+    "/set draft off": ["draft cannot be set here", "set it on the command line"],
     "/set temperature x": ["--temperature: invalid value 'x'", "set --temperature to a number"],
     "/set temperature -1": ["--temperature: invalid value -1", "set --temperature to a number"],
     "/set ignore-eos maybe": ["ignore-eos: invalid value 'maybe'", "set ignore-eos to true"],

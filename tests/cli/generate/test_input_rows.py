@@ -71,6 +71,11 @@ def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
         ('{"prompt": "a", "prompt": "b"}', "prompt is given twice", "remove one of them"),
         ('{"prompt": "a", "id": {"x": 1, "x": 2}}', "x is given twice", "remove one of them"),
         ('{"Prompt": "a"}', "unknown field 'Prompt'", "did you mean prompt?"),
+        (
+            '{"prompt": "a", "cache_dtype": "int8"}',
+            "cache_dtype applies to all rows",
+            "set it on the command line",
+        ),
         ('{"PROMPT": "a"}', "unknown field 'PROMPT'", "did you mean prompt?"),
         (
             '{"prompt": "a", "top_k": true}',

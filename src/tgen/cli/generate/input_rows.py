@@ -13,6 +13,7 @@ from typing import Any
 
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import SamplingConfig
+from tgen.config.engine import EngineOptions
 from tgen.config.option import require, suggest
 from tgen.errors import TgenError, UsageError
 from tgen.storage import files
@@ -31,7 +32,7 @@ _ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
 _MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
 _GLOBAL_ONLY = {
     flag.lstrip("-").replace("-", "_")
-    for one in fields(GenerateOptions)
+    for one in (*fields(GenerateOptions), *fields(EngineOptions))
     for flag in one.metadata.get("flags", ())
 } - _ROW_FIELDS
 
