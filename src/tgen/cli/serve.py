@@ -255,7 +255,12 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
 
     def load(source: "ModelSource") -> "LoadedModel":
         model = load_model(source.path, options.engine, adapter=source.adapter)
-        load_draft_model(model, options.draft_model)
+        try:
+            load_draft_model(model, options.draft_model)
+        except UsageError as error:  # other models of this server may have its tokens
+            if len(sources) == 1:
+                raise
+            console.print_status(f"warning: {source.name} has no drafts: {error.message}")
         return model
 
     def print_addresses() -> None:

@@ -134,3 +134,8 @@ def test_draft_model_is_loaded_with_each_model(
     arguments = ["-m", str(trained), "--draft-model", str(trained), "--port", "0", "-q"]
     assert run(["serve", *arguments]) == 0
     assert models[0]._draft_model is not None
+    monkeypatch.setattr(
+        server, "serve", lambda sources, load, *_: models.extend(map(load, sources))
+    )
+    assert run(["serve", "-m", "shakespeare", *arguments]) == 0
+    assert [model._draft_model is None for model in models[1:]] == [True, False]
