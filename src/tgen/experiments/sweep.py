@@ -304,12 +304,26 @@ def _open(request: SweepRequest) -> _Record | None:
         return None
     record = _load(out)
     for name, value in _identity(request).items():
-        if record.request.get(name) != value:
+        old = record.request.get(name)
+        if old != value:
+            parts = ", ".join(sorted({*_changed(old, value, name)} - {name}))
             raise UsageError(
-                f"--out {out} has a sweep with other {name}",
+                f"--out {out} has a sweep with other {name}" + f" ({parts})" * bool(parts),
                 "repeat the command that started it, or choose another --out",
             )
     return record
+
+
+def _changed(old: Any, new: Any, name: str) -> Iterator[str]:
+    """Yield the names of the fields that differ in two JSON values, which have this name."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _changed(old.get(key), new.get(key), key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for one, other in zip(old, new, strict=True):
+            yield from _changed(one, other, name)
+    elif old != new:
+        yield name
 
 
 def _load(out: Path) -> _Record:
