@@ -58,10 +58,12 @@ def test_summary_equals_the_record_and_the_log_of_a_real_run(finished_run):
 
 def test_best_loss_is_that_of_the_whole_held_out_text_once_the_run_has_finished(make):
     make("a", [3.0, 2.0], best=2.1)
-    folder = make("b", [3.0, 2.2], best=2.3, state="stopped").parent
+    make("b", [2.1, 2.4], best=2.2)
+    folder = make("c", [3.0, 2.3], best=2.4, state="stopped").parent
     assert [(run.best, run.final) for run in compare_runs([folder]).runs] == [
-        (2.1, 2.0),
-        (2.2, 2.2),
+        (2.1, 2.1),
+        (2.2, 2.4),
+        (2.3, 2.3),
     ]
 
 

@@ -35,9 +35,11 @@ def summarize_run(path: Path, name: str) -> RunSummary:
     model = replace(plan.model, context_length=plan.context_length)
     per_token = flops_per_token(model, frozen=record.adapter is not None)
     state, best = _state(records), curves.best_bits_per_byte
+    final = curves.evaluation_bits[-1] if curves.evaluation_bits else None
     if state == "finished":  # the whole held-out text, of which evaluations may use a part
         whole = log.last_done(records).get("best_bits_per_byte")
-        best = whole if isinstance(whole, float) else best
+        if isinstance(whole, float):
+            best, final = whole, whole if final == best else final
     return RunSummary(
         name=name,
         path=str(path),
@@ -53,7 +55,7 @@ def summarize_run(path: Path, name: str) -> RunSummary:
         seconds=curves.seconds[-1],
         flop=float(per_token * (curves.tokens or 0)),
         best=best,
-        final=curves.evaluation_bits[-1] if curves.evaluation_bits else None,
+        final=final,
         curve=LossCurve(
             step=curves.evaluation_steps,
             token=curves.evaluation_tokens,
