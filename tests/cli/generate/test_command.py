@@ -90,7 +90,8 @@ def test_schemas_and_grammars_may_be_given_as_text(generate, tmp_path):
     assert 'note: --json-schema: items.format: "path" is not checked' in err
     (tmp_path / "schema").write_text(text)
     assert generate("-p", "a", "--json-schema", tmp_path / "schema")[1] == out
-    for grammar in ('root ::= "y" b\nb ::= "z"', 'start: "y" B\nB: "z"', 'start: "yz"'):
+    one_line = ('start: "yz"', "start: /yz/")
+    for grammar in ('root ::= "y" b\nb ::= "z"', 'start: "y" B\nB: "z"', *one_line):
         assert generate("-p", "a", "-q", "--grammar", grammar)[:2] == (0, "yz")
     assert (
         "--json-schema: not: the negation"

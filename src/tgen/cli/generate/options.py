@@ -32,7 +32,8 @@ CORPUS = "corpus"  # --words: of the training text
 _MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
-_GRAMMAR = re.compile(r"::=|^\s*(//.*\s+)*\??[A-Za-z_]\w*\s*:\s*[^\s\\/]|\n")  # no path has these
+# No path has these.
+_GRAMMAR = re.compile(r"::=|^\s*(//.*\s+)*\??[A-Za-z_]\w*\s*:(\s+\S|\s*[^\s\\/])|\n")
 _NOT_CACHED = "input_file chat interactive no_kv_cache"  # does not use a cache file
 PANELS = (
     _CHAT,
