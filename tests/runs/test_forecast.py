@@ -28,6 +28,8 @@ def test_gain_follows_the_power_law(epochs, new_epochs):
     curve = [(step, loss(epochs * step / 100)) for step in STEPS]
     expected = 1.25 * (loss(epochs) - (1 + new_epochs**-0.25))
     assert forecast_gain(curve, 100, epochs=epochs, times=2.0) == pytest.approx(expected)
+    rounded = 0.666667 / 0.3333333  # twice the minutes, as the command to continue has them
+    assert forecast_gain(curve, 100, epochs=epochs, times=rounded) == pytest.approx(expected)
     half = forecast_gain(curve, 100, epochs=epochs, times=1.5)
     assert half is not None
     assert 0 < half < expected

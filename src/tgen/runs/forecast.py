@@ -86,7 +86,7 @@ def forecast_gain(
 ) -> float | None:
     """Return the bits per byte that `times` the steps gain over a run of `steps` steps and `epochs`
     epochs; `evaluations` are steps and bits per byte at its constant learning rate."""
-    if len(evaluations) < _MIN_EVALUATIONS or not _MIN_TIMES <= times <= _MAX_TIMES:
+    if len(evaluations) < _MIN_EVALUATIONS or not _MIN_TIMES <= round(times, 3) <= _MAX_TIMES:
         return None
     x, bits = np.array([(_loss_term(n * epochs / steps), bits) for n, bits in evaluations]).T
     half = len(x) // 2
