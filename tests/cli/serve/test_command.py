@@ -139,3 +139,14 @@ def test_draft_model_is_loaded_with_each_model(
     )
     assert run(["serve", "-m", "shakespeare", *arguments]) == 0
     assert [model._draft_model is None for model in models[1:]] == [True, False]
+
+
+def test_a_draft_model_that_does_not_exist_is_refused_before_any_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tgen.serve import server
+
+    monkeypatch.setattr(server, "serve", lambda *_: None)
+    models = ["-m", "shakespeare", "-m", "again=shakespeare"]
+    assert run(["serve", *models, "--draft-model", "nowhere", "--port", "0"]) == 1
+    assert "model 'nowhere' does not exist" in capsys.readouterr().err
