@@ -3,26 +3,19 @@
 Penalties concern the tokens of the text so far; each of their functions changes the logits (V,) in
 place. Strings are matched on bytes. A token completes a string if, appended to the text so far, the
 string ends inside the token, wherever the token boundaries are.
-
-A required string that starts or ends with a character of a word starts or ends there with a word.
-If it is still missing shortly before the end, it is written where a word ends.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig, raw
-from tgen.errors import UsageError
+from tgen.generation.required_strings import RequiredStrings, missing_strings
 from tgen.generation.vocabulary import Vocabulary
-from tgen.generation.words import TAIL_BYTES, find_borders, last_word, starts_in_word
-
-_BORDERS = (b" ", b"\n", b"-", b",")  # between a word and a required one, the first that can be
-_SEARCHED_TOKENS = 12  # before the last chance of required words, to find the end of a word
+from tgen.generation.words import TAIL_BYTES
 
 
 def penalize_repetition(
@@ -158,16 +151,10 @@ class LogitsProcessors:
     def __init__(self, sampling: SamplingConfig, vocabulary: Vocabulary) -> None:
         self._sampling, self._vocabulary = sampling, vocabulary
         self._ends = sorted(vocabulary.ends)
-        self._required = [raw(text) for text in sampling.require]
+        self._required = RequiredStrings(sampling, vocabulary)
         self._words = vocabulary.known_words(sampling)
-        self._excluded = [*sampling.stops, *map(raw, sampling.ban)]
-        self._borders = [one for one in _BORDERS if self._required and self._can_write(one)]
-        self._sizes = {text: self._max_size(text) for text in self._required}  # in tokens
-        self._n_searched = min(_SEARCHED_TOKENS, sampling.max_new_tokens // 4)
-        if self._words is not None:  # a word may grow until its end
-            self._n_searched = max(self._n_searched, self._words.longest)
         # Stop strings are banned until all required strings and enough tokens are present.
-        is_late = bool(self._required or sampling.min_tokens)
+        is_late = bool(sampling.require or sampling.min_tokens)
         self._stops = [vocabulary.completions(text) for text in sampling.stops if is_late]
         by_id = dict(sampling.logit_bias)
         self._biased_ids = np.array([*by_id], np.int64)
@@ -187,7 +174,7 @@ class LogitsProcessors:
     @property
     def reads_prompt(self) -> bool:
         """Whether `new_text` needs the end of the prompt."""
-        return bool(self._required or self._words)
+        return bool(self._sampling.require or self._words)
 
     def new_text(self, before: bytes = b"") -> TextState:
         """Return the state of a new text, for `apply`; `before` is the end of its prompt."""
@@ -227,7 +214,7 @@ class LogitsProcessors:
         for completions in self._bans:
             logits[completions.after(new_bytes)] = -np.inf
         text, n_before = state.before + new_bytes, len(state.before)
-        missing = missing_strings(self._required, text, n_before)
+        missing = missing_strings(self._required.strings, text, n_before)
         is_early = len(tokens) - prompt_length < self._sampling.min_tokens
         if missing or is_early or self._sampling.ignore_eos:
             logits[[*self._ends, *ends]] = -np.inf
@@ -235,77 +222,8 @@ class LogitsProcessors:
             logits[[*self._sampling.stop_token_ids]] = -np.inf
             for completions in self._stops:
                 logits[completions.after(new_bytes)] = -np.inf
-        if self._required:
-            self._require(logits, len(tokens), text, missing, n_left, state)
-
-    def _require(
-        self,
-        logits: NDArray[np.float32],
-        position: int,
-        text: bytes,
-        missing: list[bytes],
-        n_left: int,
-        state: TextState,
-    ) -> None:
-        """Write the missing strings once no more tokens are left than they need, or a little
-        earlier where a word ends."""
-        if position not in state.forced:
-            # A string at the end of the text is missing again if its last word grows.
-            uncertain = missing_strings(self._required, text, len(state.before), certain=True)
-            n_spare = n_left - sum(self._sizes[string] for string in uncertain)
-            if not uncertain or n_spare > self._n_searched:
-                return
-            if self._words is not None:
-                crossing = self._words.crossing  # the word that they begin may be too long
-                logits[crossing[crossing < len(logits)]] = -np.inf
-            if not missing:
-                inner = self._vocabulary.inner_tokens
-                logits[inner[inner < len(logits)]] = -np.inf
-                return
-            if n_spare > 0 and not self._is_between_words(text, int(logits.argmax()), missing[0]):
-                return
-            state.forced.update(enumerate(self.plan(text, missing), position))
-        logits[:] = -np.inf
-        logits[state.forced[position]] = 0
-
-    def _is_between_words(self, text: bytes, top_token: int, string: bytes) -> bool:
-        """Return whether a required string is written well after a text that the most likely token
-        would continue."""
-        if self._words is not None:  # any border: there may be none after another word
-            is_inner = bool(np.isin(top_token, self._vocabulary.inner_tokens))
-            return not is_inner or not last_word(text[-TAIL_BYTES:])
-        top = self._vocabulary.bytes_of(top_token)
-        return starts_in_word(string) and (top.startswith(b" ") or text.endswith(b" "))
-
-    def plan(self, text: bytes, missing: Sequence[bytes]) -> list[int]:
-        """Return the tokens that write the missing strings after a text, between words."""
-        ids: list[int] = []
-        for string in missing:
-            border = b""
-            if starts_in_word(string):
-                borders = self._borders if _needs_border(text) else [b"", *self._borders]
-                possible = (one for one in borders if self._can_write(one + string, text))
-                border = next(possible, b"")
-            text = text[-TAIL_BYTES:] + border + string
-            ids += self._vocabulary.encode(border + string)
-        return ids
-
-    def _max_size(self, string: bytes) -> int:
-        """Return the number of tokens of a required string, after the longest border."""
-        borders = self._borders if starts_in_word(string) else []
-        possible = [border + string for border in borders if self._can_write(border + string)]
-        return max(len(self._vocabulary.encode(one)) for one in (string, *possible))
-
-    def _can_write(self, string: bytes, text: bytes = b"") -> bool:
-        """Return whether a string can follow a text without a banned or stop string, in tokens."""
-        for excluded in self._excluded:
-            if excluded in text[max(0, len(text) - len(excluded) + 1) :] + string:
-                return False
-        try:
-            self._vocabulary.encode(string)
-        except UsageError:
-            return False
-        return True
+        if self._sampling.require:
+            self._required.apply(logits, text, n_before, missing, n_left, len(tokens), state.forced)
 
     def _penalize(
         self, logits: NDArray[np.float32], tokens: Sequence[int], start: int, state: TextState
@@ -320,34 +238,3 @@ class LogitsProcessors:
         if sampling.no_repeat_ngram:
             state.ngrams.read(tokens, start)
             forbid_repeated_ngrams(logits, state.ngrams, sampling.no_repeat_ngram)
-
-
-def missing_strings(
-    required: Sequence[bytes], text: bytes, start: int = 0, *, certain: bool = False
-) -> list[bytes]:
-    """Return the required strings that `text` lacks from `start` on, without parts of other missing
-    strings; with `certain`, also those whose last word may grow."""
-    missing = [
-        string
-        for string in required
-        if not any(sure or not certain for sure in find_borders(string, text, start))
-    ]
-    return _without_parts(tuple(missing))
-
-
-@lru_cache(maxsize=1000)
-def _without_parts(strings: tuple[bytes, ...]) -> list[bytes]:
-    """Return the distinct strings that are not part of another one."""
-    different = list(dict.fromkeys(strings))
-    return [
-        s for s in different if not any(_contains(other, s) for other in different if other != s)
-    ]
-
-
-def _needs_border(text: bytes) -> bool:
-    ends_sentence = text.endswith((b",", b".", b";", b":", b"!", b"?"))
-    return ends_sentence or bool(last_word(text[-TAIL_BYTES:]))
-
-
-def _contains(text: bytes, string: bytes) -> bool:
-    return any(True for _ in find_borders(string, text, 0))

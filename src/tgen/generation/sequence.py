@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple, Self
 
-from tgen.config import SamplingConfig, raw
+from tgen.config import SamplingConfig
 from tgen.engine.base import Engine, Logits
 from tgen.errors import ModelError, UsageError, is_out_of_memory
-from tgen.generation.logits_processors import LogitsProcessors, missing_strings
+from tgen.generation.logits_processors import LogitsProcessors
+from tgen.generation.required_strings import RequiredStrings, missing_strings
 from tgen.generation.sample import sample
 from tgen.generation.vocabulary import Vocabulary
 from tgen.generation.words import TAIL_BYTES
@@ -53,10 +54,10 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
     vocabulary.known_words(sampling)
     needed = 0
     if sampling.require:
-        strings = missing_strings([raw(text) for text in sampling.require], b"")
         try:
-            processors = LogitsProcessors(sampling, vocabulary)
-            needed = len(processors.plan(end_of_prompt(request.prompt, vocabulary), strings))
+            required = RequiredStrings(sampling, vocabulary)
+            strings = missing_strings(required.strings, b"")
+            needed = len(required.plan(end_of_prompt(request.prompt, vocabulary), strings))
         except UsageError as error:
             raise UsageError(f"require: {error.message}", error.hint, field="require") from None
     available = n_new if slides else min(n_new, room)
