@@ -51,7 +51,7 @@ ALLOWED = {
 SHARED = {"version", "errors", "config", "reports"}
 # library: where alone it may be imported
 LIBRARIES = {
-    "torch": "machine/device machine/openmp_wait model lora/training training inspection "
+    "torch": "machine/device machine/openmp_wait model lora/layers training inspection "
     "api distributed engine/torch_engine engine/cuda_graph engine/cuda_attention "
     "benchmark/training_step benchmark/roofline benchmark/other_engines serve/inspection_child",
     "typer": "cli",

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from support.models import make_model
 from tgen.checkpoint.dtypes import to_bfloat16, to_float32
-from tgen.lora import training
+from tgen.lora import layers
+from tgen.lora.layers import FrozenLinear, LowRankLinear, Rows, frozen_transformer
 from tgen.lora.matrices import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
 from tgen.lora.merging import merge_pairs
-from tgen.lora.training import FrozenLinear, LowRankLinear, Rows, frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import DeviceBatch, loss_sum
 
@@ -28,13 +28,13 @@ def adapted(family="llama", *, narrow=False, targets="all", dropout=0.0, **value
     frozen = frozen_transformer(model.config, arrays, dropout=dropout)
     layout = adapter_layout(model.config)
     shapes = new_shapes(model.config, 4, 32.0, targets)
-    training.attach(frozen, layout, shapes, seed=1)
+    layers.attach(frozen, layout, shapes, seed=1)
     torch.manual_seed(3)
     with torch.no_grad():
         for name, parameter in frozen.named_parameters():
             if ".b." in name:
                 parameter.normal_(std=0.02)
-    return frozen, arrays, training.pairs_of(frozen, layout, shapes)
+    return frozen, arrays, layers.pairs_of(frozen, layout, shapes)
 
 
 def batch(n_tokens=12):
@@ -96,7 +96,7 @@ def test_a_new_adapter_changes_nothing_and_knows_its_shapes(family):
     tokens = batch().tokens
     with torch.no_grad():
         before = frozen(tokens)
-        training.attach(frozen, layout, shapes, seed=1)
+        layers.attach(frozen, layout, shapes, seed=1)
         assert torch.equal(frozen(tokens), before)
         assert torch.allclose(before, model(tokens), atol=1e-6)
     found = {name: tuple(p.shape) for name, p in frozen.named_parameters()}
@@ -109,9 +109,9 @@ def test_pairs_survive_being_read_and_loaded():
         layout = adapter_layout(model.config)
         shapes = new_shapes(model.config, 4, 32.0, "all")
         other = frozen_transformer(model.config, arrays)
-        training.attach(other, layout, shapes, seed=7)
-        training.load_pairs(other, layout, pairs)
-        for name, pair in training.pairs_of(other, layout, shapes).items():
+        layers.attach(other, layout, shapes, seed=7)
+        layers.load_pairs(other, layout, pairs)
+        for name, pair in layers.pairs_of(other, layout, shapes).items():
             assert np.array_equal(pair.a, pairs[name].a)
             assert np.array_equal(pair.b, pairs[name].b)
 
@@ -134,8 +134,8 @@ def test_a_bfloat16_base_computes_what_its_widened_values_compute(family):
     assert narrow.token_embedding.weight.dtype == torch.bfloat16
     wide = frozen_transformer(narrow.config, {n: to_float32(a) for n, a in arrays.items()})
     layout, shapes = adapter_layout(narrow.config), new_shapes(narrow.config, 4, 32.0, "all")
-    training.attach(wide, layout, shapes, seed=1)
-    training.load_pairs(wide, layout, training.pairs_of(narrow, layout, shapes))
+    layers.attach(wide, layout, shapes, seed=1)
+    layers.load_pairs(wide, layout, layers.pairs_of(narrow, layout, shapes))
     for one, other in zip(loss_and_gradients(narrow), loss_and_gradients(wide), strict=True):
         assert torch.equal(one, other)
 

@@ -12,7 +12,7 @@ from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import adapter as adapters
-from tgen.lora import model_with_adapter, training
+from tgen.lora import layers, model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.reports.training import (
     DoneReport,
@@ -217,7 +217,7 @@ class Trainer:
             return ()
         described = self.out, state.model.config, self.prepared.tokenizer
         if record.adapter is not None and adapter is not None:
-            pairs = training.pairs_of(state.model, adapter.layout, adapter.shapes)
+            pairs = layers.pairs_of(state.model, adapter.layout, adapter.shapes)
             save = partial(
                 model_with_adapter.save,
                 *described,
@@ -308,10 +308,10 @@ class Trainer:
                 model = model.to(prepared.device)
             yield model
             return
-        newest = training.pairs_of(state.model, adapter.layout, adapter.shapes)
+        newest = layers.pairs_of(state.model, adapter.layout, adapter.shapes)
         best = adapters.read(self.out, state.model.config)
-        training.load_pairs(state.model, adapter.layout, best.pairs)
+        layers.load_pairs(state.model, adapter.layout, best.pairs)
         try:
             yield state.model.eval()
         finally:
-            training.load_pairs(state.model, adapter.layout, newest)
+            layers.load_pairs(state.model, adapter.layout, newest)

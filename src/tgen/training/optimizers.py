@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tgen.config.training import MuonScale, ResolvedTrainConfig
-from tgen.lora.training import LowRankLinear
+from tgen.lora.layers import LowRankLinear
 from tgen.model.precision import must_round, products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from tgen import distributed
 from tgen.config import ModelConfig
 from tgen.config.training import Parallel, ResolvedTrainConfig
-from tgen.lora import training
+from tgen.lora import layers
+from tgen.lora.layers import frozen_transformer
 from tgen.lora.matrices import NewAdapter, parameter_shapes
-from tgen.lora.training import frozen_transformer
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
 from tgen.training.evaluation import LossModule
@@ -223,9 +223,9 @@ def new_state(
         assert weights is not None
         torch.manual_seed(config.seed)
         model = frozen_transformer(model_config, weights, dropout=config.dropout)
-        training.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
+        layers.attach(model, adapter.layout, adapter.shapes, seed=config.seed)
         if adapter.pairs:
-            training.load_pairs(model, adapter.layout, adapter.pairs)
+            layers.load_pairs(model, adapter.layout, adapter.pairs)
     elif parallel == "fsdp":
         with torch.device("meta"):
             model = Transformer(model_config, dropout=config.dropout)
