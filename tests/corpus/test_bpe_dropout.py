@@ -41,9 +41,9 @@ def make_dataset(tokenizer: Tokenizer) -> TokenDataset:
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.99])
 def test_split_tokens_spell_the_same_text(tokenizer, probability):
     windows = make_dataset(tokenizer).batch(4).tokens
-    random = np.random.default_rng(0)
+    seeds = np.arange(len(windows), dtype=np.uint64)
     split, positions = split_tokens(
-        windows, tokenizer.merge_pairs, probability=probability, random=random
+        windows, tokenizer.merge_pairs, probability=probability, seeds=seeds
     )
     assert split.shape == positions.shape == windows.shape
     assert not np.array_equal(split, windows)
@@ -57,7 +57,8 @@ def test_each_token_is_split_with_the_given_probability(tokenizer):
     merge_pairs = tokenizer.merge_pairs
     (whole,) = np.flatnonzero(merge_pairs[:, 0] >= 0)[:1]  # a merge of two bytes
     windows = np.full((1, 40_000), whole)
-    split, _ = split_tokens(windows, merge_pairs, probability=0.25, random=np.random.default_rng(1))
+    seeds = np.ones(1, np.uint64)
+    split, _ = split_tokens(windows, merge_pairs, probability=0.25, seeds=seeds)
     n_whole = (split == whole).sum()
     assert n_whole / (n_whole + (split != whole).sum() / 2) == pytest.approx(0.75, abs=0.01)
 
@@ -90,6 +91,14 @@ def test_merge_pairs_of_old_notation_and_of_two_merges_for_one_token(tokenizer):
     }
     again = Tokenizer(json.dumps(file | {"model": twice})).merge_pairs
     assert np.array_equal(again[:-1], pairs)
+
+
+def test_rows_of_a_batch_are_made_alone(tokenizer):
+    dataset = make_dataset(tokenizer)
+    whole = dataset.batch(7, bpe_dropout=0.5)
+    alone = dataset.batch(7, bpe_dropout=0.5, rows=range(1, 4))
+    rows = [None if array is None else array[1:4] for array in whole]
+    assert all(np.array_equal(a, b) for a, b in zip(alone, rows, strict=True))
 
 
 def test_batch_is_a_function_of_the_step_and_the_loss_mask_covers_the_same_bytes(tokenizer):

@@ -21,31 +21,46 @@ from tgen.storage.disk_array import Array, blocks
 
 Ids = NDArray[np.int64]
 _BPE_DROPOUT = 1  # purpose of these random numbers: dropout's have the same seed and step
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 
 
 def split_tokens(
-    windows: Ids, merge_pairs: Ids, *, probability: float, random: np.random.Generator
+    windows: Ids, merge_pairs: Ids, *, probability: float, seeds: NDArray[np.uint64]
 ) -> tuple[Ids, Ids]:
     """With `probability`, replace tokens (B, L) with the two they were merged from, repeatedly.
 
     Returns the first L tokens of each row (B, L) and their source positions (B, L).
-    `merge_pairs` (V, 2) are the two parts of a token, -1 if it is never split.
+    `merge_pairs` (V, 2) are the two parts of a token, -1 if it is never split. A row depends only
+    on its own tokens and its seed of `seeds` (B,).
     """
     n_rows, length = windows.shape
     tokens, positions = windows.ravel(), np.arange(windows.size)
+    steps = np.arange(length, dtype=np.uint64) * _INCREMENT
+    random = _scramble(seeds[:, None] + steps).ravel()
     is_new = np.ones(len(tokens), bool)
     while True:
-        split = is_new & (merge_pairs[tokens, 0] >= 0) & (random.random(len(tokens)) < probability)
+        uniform = (random >> 11) * 2.0**-53
+        split = is_new & (merge_pairs[tokens, 0] >= 0) & (uniform < probability)
         if not split.any():
             break
         counts = 1 + split
         first = (counts.cumsum() - counts)[split]
-        pairs = merge_pairs[tokens[split]]
+        pairs, drawn = merge_pairs[tokens[split]], random[split]
         tokens, positions, is_new = (a.repeat(counts) for a in (tokens, positions, split))
+        random = random.repeat(counts)
         tokens[first], tokens[first + 1] = pairs.T
+        random[first] = _scramble(drawn + _INCREMENT)
+        random[first + 1] = _scramble(drawn - _INCREMENT)
     row_starts = np.searchsorted(positions, np.arange(n_rows) * length)
     index = row_starts[:, None] + np.arange(length)
     return tokens[index], positions[index] % length
+
+
+def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return random bits, a function of each number (SplitMix64, Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class Batch(NamedTuple):
@@ -126,9 +141,7 @@ class TokenDataset:
         length = self.context_length
         rows = range(self.batch_size) if rows is None else rows
         first = step * self.batch_size if first is None else first
-        # BPE-dropout draws random numbers for the rows in order, so it needs all of them.
-        all_rows = range(self.batch_size) if bpe_dropout > 0 else rows
-        windows = [self._train_window(first + row) for row in all_rows]
+        windows = [self._train_window(first + row) for row in rows]
         starts = [start for start, _ in windows]
         sizes = np.array([size for _, size in windows])
         tokens = _cut_windows(self.train.ids, starts, length + 1).astype(np.int64)
@@ -139,14 +152,16 @@ class TokenDataset:
             mask = is_inside if mask is None else mask & is_inside
         if bpe_dropout > 0:
             assert self.merge_pairs is not None
-            random = np.random.default_rng([self.seed, step, _BPE_DROPOUT])
+            sequence = np.random.SeedSequence([self.seed, step, _BPE_DROPOUT])
+            seeds = sequence.generate_state(self.batch_size, np.uint64).astype(np.uint64)
             tokens, positions = split_tokens(
-                tokens, self.merge_pairs, probability=bpe_dropout, random=random
+                tokens,
+                self.merge_pairs,
+                probability=bpe_dropout,
+                seeds=seeds[rows.start : rows.stop],
             )
             mask = None if mask is None else np.take_along_axis(mask, positions, axis=1)
-            part = slice(rows.start, rows.stop)
-            tokens, mask = tokens[part], None if mask is None else mask[part]
-        return self._make_batch(tokens, mask)
+        return self._make_batch(tokens, mask, rows.start)
 
     def _train_window(self, i: int) -> tuple[int, int]:
         """Return the start and the number of targets of the `i`-th window of the training."""
@@ -201,11 +216,15 @@ class TokenDataset:
                 part = _cut_windows(mask, starts[i : i + per_batch], length + 1)
             yield self._make_batch(tokens, part)
 
-    def _make_batch(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None) -> Batch:
+    def _make_batch(
+        self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None, first_row: int = 0
+    ) -> Batch:
         mask = None if mask is None else np.ascontiguousarray(mask[:, 1:])
-        return Batch(tokens, mask, self._number_documents(tokens[:, :-1]))
+        return Batch(tokens, mask, self._number_documents(tokens[:, :-1], first_row))
 
-    def _number_documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32] | None:
+    def _number_documents(
+        self, tokens: NDArray[np.int64], first_row: int
+    ) -> NDArray[np.int32] | None:
         """(B, T) -> each token's document, from 0 per window; None if no window has a boundary."""
         border = self.end_of_text if self.begin_of_text is None else self.begin_of_text
         starts = tokens == (-1 if border is None else border)
@@ -218,7 +237,7 @@ class TokenDataset:
         # it alone, as from an empty prompt, and can attend to it. A prompt given by the user has
         # no such token before it. To train for both, every other token is hidden from the document
         # that follows.
-        rows = np.arange(len(tokens))[:, None]
+        rows = first_row + np.arange(len(tokens))[:, None]
         hidden = starts & ((starts.cumsum(axis=1) + rows) % 2 == 1)
         starts[:, 1:] |= hidden[:, :-1]
         documents: NDArray[np.int32] = starts.cumsum(axis=1, dtype=np.int32)
