@@ -27,8 +27,8 @@ SCALE, START, SUM = GROUP, GROUP + 4, GROUP + 8  # see `kernels.quantize_group`
 INPUT_BYTES = GROUP + 12
 # Dtypes of weights; the KV cache has float32, float16 or int8.
 FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)
-# Inputs of products are FLOAT32; BFLOAT16, rounded but stored as float32; INT8 for all integers; or
-# tiles for AMX: 16 inputs times GROUP numbers, for integers followed by the factors of each input.
+# Inputs of products are FLOAT32; BFLOAT16, rounded, as such or as float32; INT8 for all integers;
+# or tiles for AMX: 16 inputs times GROUP numbers, for integers followed by each input's factors.
 BFLOAT16_TILES, INT8_TILES = 5, 6
 TILE_ROWS, TILE_BYTES = 16, 16 * CACHE_LINE
 INT8_TILE_BYTES = TILE_ROWS * GROUP + 3 * CACHE_LINE

@@ -160,13 +160,15 @@ _MAX_PANELS = 4
 _MAX_VECTORS = {FLOAT32: 12, BFLOAT16: 12, INT8: 8, INT4: 8}
 # Registers of a result, and of a panel's weights while they are multiplied.
 _REGISTERS = {FLOAT32: (1, 1), BFLOAT16: (2, 2), INT8: (2, 3), INT4: (2, 3)}
+_REGISTERS_OF_PAIRS = (1, 1)  # of bfloat16, see `target.multiplies_bfloat16`
 
 
 def tile_shapes(dtype: int) -> list[tuple[int, int]]:
     """Return the sizes of tiles, (vectors, panels): as many vectors as the registers have room for,
     and fewer for the rest; an input takes a register, too."""
     n_registers, per_panel = target.vector_registers()
-    per_result, per_weight = _REGISTERS[dtype]
+    in_pairs = dtype == BFLOAT16 and target.multiplies_bfloat16()
+    per_result, per_weight = _REGISTERS_OF_PAIRS if in_pairs else _REGISTERS[dtype]
 
     def room(n_vectors: int) -> int:
         spare = n_registers - per_result
@@ -248,9 +250,26 @@ def _emit_float32(b, panels, vectors, n):
     return new_sums
 
 
+def _emit_pairs(b, panels, vectors, n):
+    """Return the results by vector and panel: each sums over the pairs of columns."""
+    kind = ir.FunctionType(VECTOR, [VECTOR, INTEGERS, INTEGERS])
+    dot = declare(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    pairs = b.mul(n, integer(GROUP // 2))
+    with loop(b, pairs, len(panels) * len(vectors), step=1) as (j, sums, new_sums):
+        pointers = _prefetched(b, panels, j, 4 * PANEL, len(vectors))
+        weights = [load(b, pointer, INTEGERS) for pointer in pointers]
+        for vector in vectors:
+            pair = broadcast(b, load(b, element(b, vector, j, 4), i32))
+            for weight in weights:
+                new_sums.append(b.call(dot, [sums[len(new_sums)], weight, pair]))
+    return new_sums
+
+
 def _emit_bfloat16(b, panels, vectors, n):
     """Return the results by vector and panel: each is the sum over the even columns plus the sum
-    over the odd ones, as AMX adds them."""
+    over the odd ones, as AMX adds them; or a sum over pairs of columns, if the CPU has that."""
+    if target.multiplies_bfloat16():
+        return _emit_pairs(b, panels, vectors, n)
     pairs, n_results = b.mul(n, integer(GROUP // 2)), len(panels) * len(vectors)
     with loop(b, pairs, 2 * n_results, step=1) as (j, sums, new_sums):
         new_sums += sums
