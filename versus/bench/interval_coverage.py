@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the options and measure."""
-    parser = harness.make_parser(__doc__, "honesty.json")
+    parser = harness.make_parser(__doc__, "interval_coverage.json")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--trials", type=int, default=20)
     parser.set_defaults(prompt=128, gen=64, threads=None)
