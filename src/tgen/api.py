@@ -129,7 +129,7 @@ def load(
     cache_dtype: CacheDtype | None = None,
     draft_model: str | Path | None = None,
 ) -> "Model":
-    """Load a model by path or name, as `--model` does; by default the newest in ./models.
+    """Load a model by path or name, as `--model` does; the default is that of the commands.
 
     `adapter` is the directory of a LoRA adapter; without `path`, its base model is loaded.
     `dtype` is the data type of the weights in memory, `cache_dtype` that of keys and values on a

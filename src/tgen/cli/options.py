@@ -96,7 +96,7 @@ def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any)
     """Declare `--model`, or another option that takes a model."""
     details: dict[str, Any] = {
         "metavar": "NAME",
-        "shown_default": "the newest in ./models, else the shipped model",
+        "shown_default": "the newest directory in ./models, else the shipped model",
         "autocompletion": _complete_model,
     }
     help_text = help_text or (

@@ -247,7 +247,8 @@ class GenerateOptions:
     engine: EngineOptions = engine_options()
     draft: Draft = _speed(
         "auto",
-        "Speculative decoding with n-gram drafts where it is faster; the text is the same.",
+        "Speculative decoding with n-gram drafts, as many as are expected to save time; the text "
+        "is the same.",
         "--draft",
     )
     draft_model: str | None = draft_model_option(excludes="draft=off no_kv_cache")
