@@ -203,7 +203,7 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
             tokenizing.tokenize_split(train, val, tokenizer, config, folder=None, threads=threads)
         )
     assert counts[::2] == [1, 3, 2, 3, 1]
-    assert set(counts[1::2]) == {1}  # the validation split is never large
+    assert set(counts[1::2]) == {1}  # the validation set is never large
 
 
 def test_script_without_a_main_guard_can_use_workers(tmp_path):

@@ -3,7 +3,7 @@
     python tests/faults/resuming.py [--long | COUNT]
 
 Settings are random: family, optimizer, micro-batches, dropout, BPE-dropout, schedule, patience,
-validation split. An uninterrupted run is compared with one that is stopped several times at random
+validation set. An uninterrupted run is compared with one that is stopped several times at random
 steps, or abandoned there as if it had been killed.
 """
 

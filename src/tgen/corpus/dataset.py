@@ -113,7 +113,7 @@ class TokenDataset:
     """The training and validation tokens, and the order in which training sees them."""
 
     train: Tokens
-    val: Tokens  # empty without a validation split
+    val: Tokens  # empty without a validation set
     val_bytes: int  # bytes of the text whose tokens are in the loss
     context_length: int
     batch_size: int

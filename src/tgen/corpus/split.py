@@ -1,7 +1,7 @@
 """Split a corpus into training and validation documents, and subsample a long one.
 
-A validation loss on text that is also in the training split says nothing about unseen text, so a
-document and its copies go to the same split. The validation split is the end of the corpus, with
+A validation loss on text that is also in the training set says nothing about unseen text, so a
+document and its copies go to the same split. The validation set is the end of the corpus, with
 copies counted once; of conversations it is a random part, since their order may mean something.
 A subsample consists of pieces spread evenly over the whole text.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tgen.corpus.documents import Corpus, Documents, Part
 
 _MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
-MAX_VAL_BYTES = 1 << 22  # a larger validation split would not make the loss more certain
+MAX_VAL_BYTES = 1 << 22  # a larger validation set would not make the loss more certain
 _PIECE = 1 << 18  # bytes of the text that a subsample takes in one place,
 _MIN_PIECE = 1 << 12  # or fewer, so that a small one has
 PIECES = 64  # at least: a text is not the same everywhere

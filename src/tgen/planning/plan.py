@@ -184,7 +184,7 @@ def settings_without_effect(
     if not config.bpe_dropout and config.bpe_dropout_in_decay:
         unused["bpe_dropout_in_decay"] = "bpe_dropout"
     if not has_val:
-        unused |= dict.fromkeys(("patience", "eval_tokens"), "a validation split")
+        unused |= dict.fromkeys(("patience", "eval_tokens"), "a validation set")
     return {name: needed for name, needed in unused.items() if name in given}
 
 

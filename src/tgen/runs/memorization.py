@@ -51,7 +51,7 @@ def measure_memorization(
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train.ids[:_SEARCHED_TOKENS])
     held_out, rest = tokenizer.decode(dataset.val.ids[:])[: len(generated)], train
-    if not held_out:  # without a validation split, use the end of the training text
+    if not held_out:  # without a validation set, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
     step = done.best_step or done.step  # of the saved weights
     max_tokens = min(_TRAIN_LOSS_TOKENS, plan.evaluated_tokens or _TRAIN_LOSS_TOKENS)

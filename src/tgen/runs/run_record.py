@@ -116,15 +116,15 @@ class RunRecord:
     end_of_text: int | None  # token id; a third-party tokenizer.json does not name it
     start_from: str | None
     plan: Plan
-    baselines: dict[str, float]  # bits per byte on the validation split, by name
+    baselines: dict[str, float]  # bits per byte on the validation set, by name
     device: str
     threads: int
     tensorboard: bool
     sample_prompt: bytes
     tokenizer_sha256: str
-    read_bytes: int  # limit of the training split, from the time budget
+    read_bytes: int  # limit of the training set, from the time budget
     max_val_bytes: int = MAX_VAL_BYTES  # limit of the held-out split
-    sample_pieces: int = 1  # of a training split that is longer, at least; 1 before it was recorded
+    sample_pieces: int = 1  # of a training set that is longer, at least; 1 before it was recorded
     ngrams: bool = False  # store n-gram tables with the model
     index: bool = False  # store an index of the training text
     inherited: InheritedSettings | None = None  # from the model that it was fine-tuned from

@@ -54,14 +54,14 @@ class PreparedText(NamedTuple):
     sample_prompt: bytes
     tokenizer_choice: Choice = _INHERITED
     begin_of_text: int | None = None  # of texts: the id before each document
-    whole_tokens: int | None = None  # of texts: estimate for all of the training split
+    whole_tokens: int | None = None  # of texts: estimate for all of the training set
     comparable: tuple[Documents, Documents] | None = None  # texts to measure other compressors on
     chat: ChatRecord | None = None
     context_length: int | None = None  # of conversations: tokens of a window
     inherited: InheritedSettings | None = None  # from the model to fine-tune
     longest_row: int = 0  # tokens of the longest prompt with its answer
     longest_text: int = 0  # tokens of the longest row, if all rows are texts
-    n_answers: int = 0  # if all of the training split is such rows; otherwise 0
+    n_answers: int = 0  # if all of the training set is such rows; otherwise 0
 
     @property
     def n_examples(self) -> int | None:
@@ -116,7 +116,7 @@ def hold_out(text: Corpus, config: TrainConfig) -> tuple[TrainConfig, list[str]]
 
 
 def row_lengths(train: Tokens, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], bool]:
-    """Return the tokens of each prompt with its completion (r,), and whether the training split has
+    """Return the tokens of each prompt with its completion (r,), and whether the training set has
     them and nothing else. Without an end-of-text token, r is 0."""
     mask, end = train.loss_mask, tokenizer.end_of_text
     if mask is None or end is None:
@@ -143,14 +143,14 @@ def max_val_bytes(config: TrainConfig) -> int:
 def split_corpus(
     text: Corpus, config: TrainConfig, max_bytes: int, max_val_bytes: int, n_pieces: int
 ) -> tuple[Documents, Documents, int, list[str]]:
-    """Split a corpus, and sample about `max_bytes` of the training split and `max_val_bytes` of the
-    other, in `n_pieces` or more; return both splits, the bytes of the whole training split, and
+    """Split a corpus, and sample about `max_bytes` of the training set and `max_val_bytes` of the
+    other, in `n_pieces` or more; return both splits, the bytes of the whole training set, and
     notes."""
     notes = [*text.notes]
     whole, held_out = _split(text, config)
     if not held_out:
         small = "the corpus is too small to hold any of it out, so " if config.val_fraction else ""
-        notes.append(f"{small}no validation split: the last weights are saved, not the best")
+        notes.append(f"{small}no validation set: the last weights are saved, not the best")
     n_dropped, n_bytes = corpus.count_dropped(text, whole, held_out)
     if n_dropped:
         notes.append(f"copies of validation documents dropped: {n_dropped:,} ({n_bytes:,} bytes)")
@@ -164,7 +164,7 @@ def split_corpus(
         )
     if 0 < val.n_bytes < _FEW_VAL_BYTES:
         notes.append(
-            f"the validation split has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
+            f"the validation set has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
             "--val-fraction 0 trains on everything and saves the last weights"
         )
     n_compared = min(_COMPARED_BYTES, max_bytes // _COMPARED_SHARE)
@@ -175,14 +175,14 @@ def split_corpus(
     overlap = corpus.overlap_fraction(*samples)
     if overlap >= _LARGE_OVERLAP:
         notes.append(
-            f"at least {overlap:.0%} of the validation split is also in the training split, in "
+            f"at least {overlap:.0%} of the validation set also occurs in the training text, in "
             "runs of 64 bytes or more: validation loss is too optimistic"
         )
     return train, val, whole.n_bytes, notes
 
 
 def _split(text: Corpus, config: TrainConfig) -> tuple[Documents, Documents]:
-    """Return all of the training split, and the validation split, which may be empty."""
+    """Return all of the training set, and the validation set, which may be empty."""
     whole, held_out = corpus.split_train_val(text, config.val_fraction)
     if held_out and whole:
         return whole, held_out
@@ -215,7 +215,7 @@ def prepare_texts(
         n_sample = min(TOKENIZER_BYTES, max_bytes // 4)
         sample = corpus.subsample_documents(train, n_sample, n_pieces=corpus.PIECES)
         texts = [part[:] for document in sample for part in document]
-        # Without <unk>, words that only the validation split has are tokens, too.
+        # Without <unk>, words that only the validation set has are tokens, too.
         parts = [train] if request.unk else [train, val]
         pieces = (piece for documents in parts for piece in split_documents(documents))
         words = ((piece.text, piece.starts_document) for piece in pieces)
