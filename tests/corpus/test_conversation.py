@@ -72,6 +72,7 @@ def test_invalid_row_is_named_with_its_line(tmp_path, row, words):
     ("line", "words"),
     [
         (b'{"text": "a"', r"not valid JSON: Expecting ',' delimiter at column 13 \(got '{"),
+        (b'{"text": "a', r"not valid JSON: Unterminated string at column 10 \(got '{"),
         (b'{"text": "\xff"}', "not UTF-8"),
         (b"1", "not a JSON object"),
         (b"[" * 100_000, "a number is too long, or the nesting too deep"),

@@ -346,7 +346,8 @@ def test_other_text_has_no_rows(name, text):
     ("text", "words"),
     [
         ('[{"text": "a"},\n {"text": "b"},]', "line 2, column 16: Expecting value|line 2, column"),
-        ('[{"text": "a"},\n {"text": "b"', "line 2, column 13: Expecting ',' delimiter"),
+        ('[{"text": "a"},\n {"text": "b"', "line 2, column 14: Expecting ',' delimiter"),
+        ('[{"text": "a"}, {"text": "b', "line 1, column 26: Unterminated string$"),
         ('[{"text": "a"}\n {"text": "b"}]', "line 2, column 2: expected ',' or ']'"),
         ('[{"text": "a"}] x', "line 1, column 17: text after the end of the list"),
         (

@@ -113,11 +113,16 @@ def read_json_lines(source: Source) -> Generator[NumberedRow]:
 def _json_error(error: Exception, line: bytes) -> CorpusError:
     got = f"(got {shown(line[:200].decode(errors='replace'))})"
     if isinstance(error, json.JSONDecodeError):
-        what = f"not valid JSON: {error.msg} at column {error.colno:,} {got}"
+        what = f"not valid JSON: {_problem(error)} at column {error.colno:,} {got}"
         return CorpusError(what, "complete or remove the line: each is one JSON object")
     if isinstance(error, UnicodeDecodeError):
         return CorpusError(f"not UTF-8 {got}", "save the file as UTF-8, or add --encoding NAME")
     return CorpusError("a number is too long, or the nesting too deep", "shorten or remove the row")
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    """Return what is wrong, without the words that Python puts before the place."""
+    return error.msg.removesuffix(" at").removesuffix(" starting")
 
 
 def read_json(source: Source, left_out: LeftOut) -> Generator[NumberedRow]:
@@ -167,7 +172,7 @@ class _Values:
         self._source, self.position = source, 0
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at, self._at_end = "", 0, False
-        self._n_lines = 0  # before `_text`
+        self._line, self._column = 1, 1  # at which `_text` begins
         self.in_list = self._next_character() == "["
         self._at += self.in_list
         self._is_first, self._is_closed = True, False
@@ -200,7 +205,7 @@ class _Values:
                 is_near = error.pos >= len(self._text) - _NEAR_END
                 if self._at_end or not (is_near or error.msg.startswith("Unterminated")):
                     self._at = error.pos
-                    raise self._error(error.msg) from None
+                    raise self._error(_problem(error)) from None
                 if len(self._text) - self._at > _MAX_JSON:
                     raise self._error(f"a value of more than {_MAX_JSON:,} characters") from None
                 self._fill()
@@ -223,7 +228,7 @@ class _Values:
 
     def _fill(self) -> None:
         """Read more, as much again as there is: a long value is decoded few times."""
-        self._n_lines += self._text.count("\n", 0, self._at)
+        self._line, self._column = self._place()
         block = self._source.read(self.position, max(_BLOCK, len(self._text) - self._at))
         self.position += len(block)
         self._at_end = not block
@@ -233,9 +238,15 @@ class _Values:
             raise self._error("not UTF-8") from None
         self._text, self._at = self._text[self._at :] + added, 0
 
-    def _error(self, what: str) -> CorpusError:
+    def _place(self) -> tuple[int, int]:
+        """Return the line and the column of the next character, from 1."""
         before = self._text[: self._at]
-        line, column = self._n_lines + before.count("\n") + 1, self._at - before.rfind("\n")
+        column = self._at - before.rfind("\n")
+        n_lines = before.count("\n")
+        return self._line + n_lines, column if n_lines else self._column + self._at
+
+    def _error(self, what: str) -> CorpusError:
+        line, column = self._place()
         return CorpusError(
             f"{self._source.name}, line {line:,}, column {column:,}: {what}",
             "correct the JSON, or add --as text to train on the file as it is",
