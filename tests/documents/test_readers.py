@@ -237,6 +237,10 @@ def test_markdown_without_front_matter_is_no_document(read):
         {"front matter": 1},
     )
     assert read("b.md", "---\ntitle: x\nno end")[0] == "---\ntitle: x\nno end"
+    scenes = "---\n\nShe said: go.\n\nHe went.\n\n---\n\nThe end."
+    assert read("c.md", scenes) == (scenes, {})
+    yaml = "---\n# x\na b: [c,\n]\n\nd:\n- e\n  f\n...\n"
+    assert read("d.md", f"{yaml}g") == ("g", {"front matter": 1})
 
 
 def test_notebook_has_cells_without_outputs(read):
@@ -258,6 +262,10 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
     assert read("e.eml", f"{head}Content-Type: text/html\n\n{page}")[0] == "Own."
     flowed = f"{head}Content-Type: text/plain; format=flowed\n\na \nb\n-- \nc"
     assert read("d.eml", flowed)[0] == "a b"
+    parts = ["text/plain\n\na", "message/rfc822\n\nFrom: x\n\nb", "text/plain\n\nc"]
+    mixed = "".join(f"--x\nContent-Type: {part}\n" for part in parts)
+    mail = f"{head}Content-Type: multipart/mixed; boundary=x\n\n{mixed}--x--"
+    assert read("f.eml", mail) == ("a", {"attachment": 2})
 
 
 def test_subtitles_have_no_times_and_tags(read):

@@ -50,10 +50,7 @@ def _body(data: bytes, left_out: Counter[str]) -> str:
     message = message_from_bytes(data, policy=policy.default)
     assert isinstance(message, EmailMessage)
     body = message.get_body(("plain", "html"))
-    left_out["attachment"] += sum(
-        part is not body and part.get_content_disposition() == "attachment"
-        for part in message.walk()
-    )
+    left_out["attachment"] += sum(1 for _ in message.iter_attachments())
     if body is None:
         left_out["message without text"] += 1
         return ""

@@ -9,7 +9,9 @@ from typing import Any
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError
 
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|$)", re.S)
+_FRONT_MATTER = re.compile(  # lines of YAML: prose between two scene breaks is none
+    r"---[ \t]*\n(?:(?:[ \t#\]}-][^\n]*|[\w\"'][^:\n]*:[^\n]*)?\n)*?(?:---|\.\.\.)[ \t]*(?:\n|$)"
+)
 
 
 def read_notebook(text: str, left_out: Counter[str]) -> Iterator[str]:
