@@ -268,6 +268,25 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
     assert read("f.eml", mail) == ("a", {"attachment": 2})
 
 
+def test_saved_page_is_read_from_its_message(read):
+    page = "--x\nContent-Type: text/html\nContent-Transfer-Encoding: quoted-printable\n\n<p>a=C3=A9"
+    head = 'From: <Saved by Blink>\nContent-Type: multipart/related; boundary="x"\n\n'
+    assert read("a.mhtml", f"{head}{page}<p>&gt; b\n--x--")[0] == "aé\n\n> b"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('<?xml version="1.0"?>\n<FictionBook xmlns="x">', "is a FictionBook"),
+        ('<?xml version="1.0"?>\n<office:document xmlns:x="y">', "in one XML file"),
+        ("%!PS-Adobe-3.0\n", "is a PostScript document"),
+    ],
+)
+def test_documents_that_look_like_text_are_named(read, content, words):
+    with pytest.raises(CorpusError, match=words):
+        read("a.x", content)
+
+
 def test_subtitles_have_no_times_and_tags(read):
     assert read("a.srt", documents.SRT) == ("One\ntwo\nx", {})
     assert read("a.vtt", documents.VTT) == ("hello you\n& all", {})

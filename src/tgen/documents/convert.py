@@ -26,6 +26,9 @@ _UNREADABLE = {
     ),
     "sheet": ("is a spreadsheet", "save its table as CSV: tgen train FILE.csv"),
     "slides": ("is a presentation", "save it as PDF, and train on that"),
+    "flat": ("is a document in one XML file", "save it as .docx or .odt"),
+    "fictionbook": ("is a FictionBook", "convert it to EPUB: ebook-convert FILE.fb2 FILE.epub"),
+    "postscript": ("is a PostScript document", "convert it to PDF: ps2pdf FILE.ps"),
     "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
 }
 

@@ -11,7 +11,7 @@ _SUFFIXES = {
     ".rtf": "rtf", ".ipynb": "notebook", ".eml": "mail", ".mbox": "mbox", ".srt": "subtitles",
     ".vtt": "subtitles", ".doc": "doc", ".xlsx": "sheet", ".xls": "sheet", ".ods": "sheet",
     ".pptx": "slides", ".ppt": "slides", ".odp": "slides", ".mobi": "kindle", ".azw": "kindle",
-    ".azw3": "kindle",
+    ".azw3": "kindle", ".mhtml": "mhtml", ".mht": "mhtml",
 }  # fmt: skip
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32-le",  # starts with that of utf-16-le
@@ -31,6 +31,11 @@ _MEDIA_TYPES = {
 }  # fmt: skip
 _FRONT_MATTER = rb"---[ \t]*\r?\n([ \t]*(#[^\n]*)?\n)*(---|[\w\"'][^\n]*:)"
 _HTML = rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.{0,1000}?-->\s*)?<(!doctype\s+html|html[\s>])"
+_ONE_FILE = (  # documents that are text to other programs
+    (rb"%!PS", "postscript"),
+    (rb"\s*(<\?xml[^>]*>\s*)?<FictionBook[\s>]", "fictionbook"),
+    (rb"\s*(<\?xml[^>]*>\s*)?(<\?mso-application progid=\"Word\.|<office:document\s)", "flat"),
+)
 _MAIL = rb"(From |(Received|Return-Path|From|Date|Subject|Message-ID|MIME-Version|Delivered-To): ?)"
 _TELEGRAM = (
     rb'\{\s*("about"\s*:\s*"(?:[^"\\]|\\.)*",\s*"(personal_information|profile_pictures|stories|'
@@ -86,6 +91,8 @@ def document_kind(name: str, head: bytes) -> str | None:
         return by_name if b"\0" in head else None
     if by_name:
         return by_name
+    if one_file := next((kind for mark, kind in _ONE_FILE if re.match(mark, text)), None):
+        return one_file
     if suffix in (".json", "") and re.match(_TELEGRAM, text):
         return "telegram"
     if suffix in (".json", "") and re.match(_DISCORD, text):

@@ -7,7 +7,7 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 from typing import BinaryIO
 
-from tgen.documents.html import add_page, decode_html
+from tgen.documents.html import add_page, decode_html, read_html
 from tgen.documents.layout import Layout
 
 _FORWARD = re.compile(  # everything from here on was written by others
@@ -46,18 +46,32 @@ def read_mbox(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
         yield _body(b"".join(message[1:]), left_out)
 
 
-def _body(data: bytes, left_out: Counter[str]) -> str:
+def read_mhtml(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the page that a browser saved with its pictures in the form of a message."""
+    body = _parse(file.read()).get_body(("html",))
+    if body is not None:
+        yield from read_html(_payload(body), left_out, body.get_content_charset())
+
+
+def _parse(data: bytes) -> EmailMessage:
     message = message_from_bytes(data, policy=policy.default)
     assert isinstance(message, EmailMessage)
+    return message
+
+
+def _payload(part: EmailMessage) -> bytes:
+    payload = part.get_payload(decode=True)
+    return payload if isinstance(payload, bytes) else b""
+
+
+def _body(data: bytes, left_out: Counter[str]) -> str:
+    message = _parse(data)
     body = message.get_body(("plain", "html"))
     left_out["attachment"] += sum(1 for _ in message.iter_attachments())
     if body is None:
         left_out["message without text"] += 1
         return ""
-    payload = body.get_payload(decode=True)
-    content = payload if isinstance(payload, bytes) else b""
-    charset = body.get_content_charset()
-    text = decode_html(content, charset)
+    text = decode_html(_payload(body), body.get_content_charset())
     if body.get_content_subtype() == "html":
         layout = Layout(left_out)
         text = re.sub(r"(?i)<blockquote", "<p>&gt;</p><template", text)  # a quote
