@@ -95,13 +95,21 @@ def test_line_breaks_become_lf(tmp_path):
     assert read(tmp_path / "a", content, read_as="bytes") == (content, [])
 
 
+def test_byte_order_marks_of_joined_files_are_left_out(tmp_path):
+    marked = GERMAN.encode("utf-8-sig")
+    note = "1 text with byte order marks inside, left out"
+    assert read(tmp_path / "a", b"a\n" + marked * 2) == (f"a\n{GERMAN * 2}".encode(), [note])
+    wide = GERMAN.encode("utf-16")
+    assert read(tmp_path / "a", wide * 2)[0] == (GERMAN * 2).encode()
+
+
 def test_blocks_change_nothing(monkeypatch, tmp_path):
     contents = [
         GERMAN.encode(),
         GERMAN.replace("\n", "\r\n").encode("utf-16"),
         b"\xef\xbb\xbfa\r\nb",
     ]
-    contents += [JAPANESE.encode("iso2022_jp"), b"a\r\r\nb\rc"]
+    contents += [JAPANESE.encode("iso2022_jp"), b"a\r\r\nb\rc", b"a\nb\r\xef\xbb\xbf\nc\xef\xbb"]
     whole = [read(tmp_path / "a", content) for content in contents]
     for size in (5, 7):
         monkeypatch.setattr(encodings, "_BLOCK", size)

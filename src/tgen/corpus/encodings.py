@@ -32,6 +32,7 @@ _LATIN, _LATIN_RUN = re.compile("[\u00c0-\u024f]"), re.compile("[\u00c0-\u024f]{
 _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
 _ASCII = re.compile(rb"[\0-\x7f]*")
 _REPLACEMENT = "\ufffd".encode()
+_MARK, _BEGUN_MARK = codecs.BOM_UTF8, re.compile(rb"\xef\xbb?\Z")
 _GIVEN = "as --encoding says"
 _MIN_WORDS = 18  # a few repeated words fit into several encodings
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
@@ -45,7 +46,7 @@ class Encoding(NamedTuple):
     how: str = ""  # how it is known, for the user; "" for UTF-8 without byte order mark
     share: float = 0.0  # fraction of bytes that are not UTF-8, if they stay as they are
     guess: str = ""  # a codec that may be right, for these
-    has_returns: bool = True  # the text may have carriage returns
+    may_change: bool = True  # the text may have carriage returns or byte order marks
 
     @property
     def is_plain(self) -> bool:
@@ -61,8 +62,8 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     if marked:
         return Encoding(marked, n_mark, "by its byte order mark")
     check = as_part(_check_utf8(source), 0.0, 0.5)
-    first_bad, first_wide, has_returns = yield from check
-    plain = Encoding(has_returns=has_returns)
+    first_bad, first_wide, may_change = yield from check
+    plain = Encoding(may_change=may_change)
     if given is not None and codecs.lookup(given).name in ("utf-8", "utf-8-sig"):
         return plain if first_bad is None else (yield from unknown_encoding(source, ""))
     if given is not None:
@@ -104,13 +105,15 @@ class Changes:
     """Differences between the bytes of a text and its UTF-8, besides the encoding."""
 
     n_line_breaks: int = 0  # LF instead
+    n_marks: int = 0  # byte order marks inside, as in joined files: left out
     n_replaced: int = 0  # bytes that are not in the user's encoding: U+FFFD instead
 
 
 def decode(
     source: Source, encoding: Encoding, changes: Changes, *, line_breaks: bool = True
 ) -> Iterator[bytes]:
-    """Yield a text as UTF-8 without byte order mark and, with `line_breaks`, with LF.
+    """Yield a text as UTF-8 without byte order mark and, with `line_breaks`, without those inside
+    and with LF.
 
     A CR is a line break before LF, and in a text whose first block has no LF. Characters that the
     user's encoding lacks become U+FFFD; raises UnicodeDecodeError for other encodings.
@@ -128,6 +131,10 @@ def decode(
             changes.n_replaced += text.count(_REPLACEMENT)
         if line_breaks:
             text, pending = pending + text, b""
+            changes.n_marks += text.count(_MARK)
+            text = text.replace(_MARK, b"")
+            if block and (begun := _BEGUN_MARK.search(text)):
+                text, pending = text[: begun.start()], begun[0]
             if is_old_mac is None:
                 is_old_mac = b"\r" in text and b"\n" not in text
             if is_old_mac:
@@ -135,7 +142,7 @@ def decode(
                 text = text.replace(b"\r", b"\n")
             elif b"\r" in text:
                 if block and text.endswith(b"\r"):
-                    text, pending = text[:-1], b"\r"
+                    text, pending = text[:-1], b"\r" + pending
                 changes.n_line_breaks += text.count(b"\r\n")
                 text = text.replace(b"\r\n", b"\n")
         if text:
@@ -146,13 +153,13 @@ def decode(
 
 def _check_utf8(source: Source) -> Steps[tuple[int | None, int | None, bool]]:
     """Return the positions of a byte that is not UTF-8 and of one that is not ASCII, None if there
-    is none; and whether there are carriage returns before the former."""
-    first_wide, has_returns, rest = None, False, b""
+    is none; and whether carriage returns or byte order marks are before the former."""
+    first_wide, may_change, rest = None, False, b""
     for position in range(0, source.n_bytes, _BLOCK):
         block = rest + source.read(position, _BLOCK)
         yield source.position / source.n_bytes
         start, rest = position - len(rest), b""
-        has_returns = has_returns or b"\r" in block
+        may_change = may_change or b"\r" in block or _MARK in block
         if block.isascii():
             continue
         if first_wide is None:
@@ -161,8 +168,8 @@ def _check_utf8(source: Source) -> Steps[tuple[int | None, int | None, bool]]:
             is_last = start + len(block) == source.n_bytes
             rest = block[codecs.utf_8_decode(block, "strict", is_last)[1] :]
         except UnicodeDecodeError as error:
-            return start + error.start, first_wide, has_returns
-    return None, first_wide, has_returns
+            return start + error.start, first_wide, may_change
+    return None, first_wide, may_change
 
 
 def _count_utf8(block: bytes) -> tuple[int, int]:

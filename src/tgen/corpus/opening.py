@@ -59,6 +59,7 @@ class ReadingReport:
     encodings: Counter[str] = field(default_factory=Counter)  # texts by encoding
     detected: dict[str, str] = field(default_factory=dict)  # file -> encoding
     n_line_breaks: int = 0  # texts whose lines ended in CRLF or CR
+    n_marked: int = 0  # texts with byte order marks inside
     unknown: list[str] = field(default_factory=list)  # notes on bytes that are not UTF-8
     other: list[str] = field(default_factory=list)
 
@@ -73,6 +74,8 @@ class ReadingReport:
         if self.n_line_breaks:
             n = count(self.n_line_breaks, "text")
             lines.append(f"{n} with CRLF or CR at the end of lines, read as LF")
+        if self.n_marked:
+            lines.append(f"{count(self.n_marked, 'text')} with byte order marks inside, left out")
         lines += _shorten(self.unknown) + _shorten(self.other)
         lines += _shorten([f"skipped {name}: {why}" for name, why in self.skipped.items()])
         if self.models:
@@ -388,7 +391,7 @@ class _Opener:
                 kind = row_kind(name, head)
             if self._reading.read_as == "rows":
                 kind = kind or "json lines"
-            if not encoding.is_plain or (kind is None and encoding.has_returns):
+            if not encoding.is_plain or (kind is None and encoding.may_change):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 store = self._spool.store(source.name, blocks, source)
                 end = 1.0 if kind is None else 0.5
@@ -396,12 +399,13 @@ class _Opener:
         except UnicodeDecodeError:  # it looked like this encoding at first
             unknown = finish(unknown_encoding(source, encoding.codec))
             return (yield from self._read_text(source, name, head, unknown))
-        if encoding.is_plain and not changes.n_line_breaks:
+        if encoding.is_plain and not (changes.n_line_breaks or changes.n_marks):
             text = source
         if changes.n_replaced:
             self._check_replaced(source, changes.n_replaced, encoding.codec)
         self._count_encoding(source, encoding)
         self._report.n_line_breaks += changes.n_line_breaks > 0
+        self._report.n_marked += changes.n_marks > 0
         if kind is None and name.lower().endswith(".json") and not self._keep_rows:
             self._note_object(source.name, head)
         if kind is None and self._keep_rows:
@@ -463,7 +467,7 @@ def is_plain_text(head: bytes) -> bool:
     """Return whether the first `HEAD` bytes of stdin begin a text that stays as it is."""
     whole = head.decode("utf-8", "ignore").encode()  # the last character may be cut
     encoding = finish(find_encoding(Source("-", whole if head.startswith(whole) else head)))
-    is_text = encoding.is_plain and not (encoding.has_returns or encoding.how or encoding.share)
+    is_text = encoding.is_plain and not (encoding.may_change or encoding.how or encoding.share)
     is_other = b"\0" in head or _is_packed(head) or binary_kind(head, 0)
     return is_text and not is_other and document_kind("", head) is None
 
