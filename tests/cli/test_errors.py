@@ -56,6 +56,7 @@ def test_bad_corpora(run_here, tmp_path):
     complains(run_here("train", tmp_path / "empty.txt"), 1, "empty", "hint")
     complains(run_here("train", tmp_path / "none.txt"), 1, "does not exist")
     complains(run_here("train", str(tmp_path / "*.md")), 1, "no file matches")
+    complains(run_here("train", ""), 1, "the name of a file is empty (got '')")
     complains(tgen("train", "-", stdin=b""), 1, "empty")
     complains(run_here("train"), 2, "no corpus")
     complains(

@@ -169,6 +169,8 @@ def _list_files(
     path: str, report: ReadingReport, own_files: OwnFiles
 ) -> Iterator[tuple[str, Origin]]:
     """Yield the files of a path, and how it names them."""
+    if not path:  # Path would name the current directory
+        raise CorpusError("the name of a file is empty (got '')", "name a file, or . for all here")
     if path != "-" and Path(path).is_dir():
         for file in _walk(Path(path)):
             if not _is_own(file, Path(path), report, own_files):
