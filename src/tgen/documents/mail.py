@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from email import message_from_bytes, policy
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from typing import BinaryIO
 
 from tgen.documents.html import add_page, decode_html, read_html
@@ -59,7 +59,7 @@ def _parse(data: bytes) -> EmailMessage:
     return message
 
 
-def _payload(part: EmailMessage) -> bytes:
+def _payload(part: MIMEPart) -> bytes:
     payload = part.get_payload(decode=True)
     return payload if isinstance(payload, bytes) else b""
 
