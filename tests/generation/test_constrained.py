@@ -122,9 +122,14 @@ def test_invalid_constraints_raise(trained, options, words):
         ({"regex": "a|(b"}, "regex: unclosed group"),
         ({"regex": r"\1"}, "regex: backreferences are not supported"),
         ({"regex": r"\b"}, r"regex: lookarounds not supported yet; WordUnicode in regex /\b/"),
+        ({"regex": "ab\\"}, "regex: incomplete escape sequence at the end"),
         (
             {"json_schema": {"type": "string", "pattern": "a(b"}},
             "json_schema: pattern: unclosed group",
+        ),
+        (
+            {"json_schema": {"type": "string", "pattern": "a\\\\\\"}},
+            "json_schema: pattern: incomplete escape sequence at the end",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from tgen.config import CONSTRAINTS, SamplingConfig, raw
 from tgen.engine.base import Logits
 from tgen.errors import TgenError, UsageError
 from tgen.generation.json_schema import ONE_LINE, Translation, translate
-from tgen.generation.schema_keywords import SchemaError
+from tgen.generation.schema_keywords import CUT_OFF, SchemaError, is_cut_off
 
 try:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -248,6 +248,8 @@ class Grammars:
         if kind == "choices":
             value = _possible_choices(value, ban)
             self._check_expressible(value)
+        if kind == "regex" and is_cut_off(value):
+            raise _error(kind, CUT_OFF)
         lines: Sequence[int] = ()
         schemas = Translation()
         try:

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 
 from tgen.generation.schema_keywords import (
     COMBINED,
+    CUT_OFF,
     FAR,
     LIST_VALUES,
     TYPES,
     SchemaError,
+    is_cut_off,
     is_known,
     join,
     negate,
@@ -79,6 +81,9 @@ def translate(schema: Any, *, closed: bool = True) -> Translation:
         name, target, path, closed = translator.waiting.pop()
         translator.definitions[name] = translator.definition(target, path, closed=closed)
     result, definitions = translator.result, translator.definitions
+    for pattern, path in result.patterns.items():
+        if is_cut_off(pattern):
+            raise SchemaError(path, CUT_OFF)
     sizes, size, result.longest = shortest(root, definitions)
     if size == math.inf:
         for name, (path, ref) in translator.references.items():

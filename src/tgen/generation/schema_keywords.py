@@ -61,12 +61,20 @@ _NEGATIONS = {  # keyword -> type, keyword and difference of its negation
 }
 
 
+CUT_OFF = "incomplete escape sequence at the end"
+
+
 class SchemaError(ValueError):
     """A schema that cannot be used; `hint` says what to do."""
 
     def __init__(self, path: str, message: str, hint: str = "use a valid JSON schema") -> None:
         super().__init__(f"{path}: {message}" if path else message)
         self.hint = hint
+
+
+def is_cut_off(regex: str) -> bool:
+    """Whether a regular expression ends in an unescaped backslash, which llguidance ignores."""
+    return (len(regex) - len(regex.rstrip("\\"))) % 2 == 1
 
 
 def join(path: str, key: str) -> str:
