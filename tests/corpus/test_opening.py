@@ -258,6 +258,18 @@ def test_text_of_a_prompt_file(tmp_path):
     assert done
 
 
+def test_messages_about_a_prompt_file_name_no_options_for_corpora(tmp_path):
+    path = tmp_path / "prompt"
+    path.write_bytes(b"T\xf6 be\n")
+    assert corpus.read_text(str(path))[1][0].endswith("if they are text, save it as UTF-8")
+    path.write_bytes(b"To\0be")
+    with pytest.raises(CorpusError, match="NUL bytes") as error:
+        corpus.read_text(str(path))
+    assert error.value.hint == "name a text or a document; save a text as UTF-8"
+    with pytest.raises(CorpusError, match="is a directory"):
+        corpus.read_text(str(tmp_path))
+
+
 def test_json_without_rows_is_named_and_skipped_in_a_directory(tmp_path):
     (tmp_path / "a.json").write_bytes(b"[]\n")
     with pytest.raises(CorpusError, match="has no rows"):

@@ -7,11 +7,13 @@ a time, except for a JSON row, which is read whole.
 """
 
 import hashlib
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -330,16 +332,26 @@ def read_text(
     Texts of several files, as in an archive, and parts of a document are separated by an empty
     line. `progress` gets the fraction that is read. Raises CorpusError for a file without text.
     """
+    if Path(path).is_dir():
+        raise CorpusError(f"{path} is a directory", "name a file")
     report = ReadingReport()
     texts = []
-    for source in open_sources([path], report, reading=_DEFAULT_READING, keep_rows=True):
-        if isinstance(source, float):
-            progress(source)
-            continue
-        text = source.read(0, source.n_bytes)
-        source.close()
-        texts.append(text.replace(_SEPARATOR, b"\n\n") if report.n_documents else text)
-    return b"\n\n".join(texts), report.notes()
+    try:
+        for source in open_sources([path], report, reading=_DEFAULT_READING, keep_rows=True):
+            if isinstance(source, float):
+                progress(source)
+                continue
+            text = source.read(0, source.n_bytes)
+            source.close()
+            texts.append(text.replace(_SEPARATOR, b"\n\n") if report.n_documents else text)
+    except CorpusError as error:
+        raise CorpusError(error.message, _without_options(error.hint)) from None
+    return b"\n\n".join(texts), [_without_options(note) for note in report.notes()]
+
+
+def _without_options(advice: str) -> str:
+    """Return advice without the options that only commands for corpora have."""
+    return re.split(r", or add --encoding|; --as ", advice)[0]
 
 
 def _find_texts(source: Source) -> Iterator[Location]:
