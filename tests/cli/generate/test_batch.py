@@ -175,3 +175,12 @@ def test_failing_text_and_row_become_errors_in_their_places(monkeypatch, capsys)
     with pytest.raises(ValueError, match="a bug"):  # once all rows are written
         writer.finish(queue.n_rows)
     assert writer.n_failed == 3
+
+
+def test_byte_order_mark_is_not_part_of_the_first_prompt():
+    prompts = []
+    writer = SimpleNamespace(
+        waiting_bytes=0, begin=lambda one: prompts.append(one.prompt), start=lambda _: None
+    )
+    make_queue(writer, iter([b"\xef\xbb\xbfTo be"])).next(wait=True)
+    assert prompts == [b"To be"]

@@ -6,7 +6,7 @@ from queue import Queue
 import pytest
 
 from tgen.cli.generate import input_rows
-from tgen.errors import UsageError
+from tgen.errors import TgenError, UsageError
 
 
 def test_line_beyond_the_limit_is_an_error_after_the_lines_before(tmp_path, monkeypatch):
@@ -41,3 +41,17 @@ def test_long_lines_are_not_read_ahead(tmp_path, monkeypatch):
     settled.wait()
     assert lines._lines.qsize() == 1
     assert [lines.next(wait=True) for _ in range(21)] == [line] * 20 + [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("lines.gz", b"\x1f\x8b\x08\0\0\0\0\0", "NUL bytes"),
+        ("lines.txt", "To be\n".encode("utf-16"), "NUL bytes"),
+        ("rows.json", b'\xef\xbb\xbf\n[\n{"prompt": "To be"}]', "a JSON list"),
+    ],
+)
+def test_files_without_lines_are_errors(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TgenError, match=message):
+        input_rows.LineReader(str(tmp_path / name))

@@ -1,5 +1,6 @@
 """All prompts of one `tgen generate`, as requests to the model."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ class RequestQueue:
     def _read(self, line: bytes) -> None:
         """Turn a line of the input into requests, or an error."""
         if self._jsonl is None:
-            self._jsonl = line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{")
+            line = line.removeprefix(BOM_UTF8)
+            self._jsonl = line.lstrip(b" \t").startswith(b"{")
         if self._jsonl and not line.strip():
             return
         if self.n_rows % self._ranks.world_size != self._ranks.rank:

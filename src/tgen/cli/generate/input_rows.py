@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+from codecs import BOM_UTF8
 from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import Empty, Queue
@@ -19,7 +20,7 @@ from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
 _LONG, _LINES_AHEAD = 1 << 16, 4096  # bytes of a long line; lines
-_MAX_LINE = 64 << 20  # bytes
+_MAX_LINE, _START = 64 << 20, 4096  # bytes
 _EXAMPLE = 'write {"prompt": "..."} on a line'
 _MAX_DEPTH = 200  # nested lists and objects of a row
 _SHORT = {  # JSON fields may have a flag's short name
@@ -46,6 +47,9 @@ class LineReader:
         if path != "-":
             try:
                 with files.open_stream(Path(path)) as file:
+                    if file.seekable():
+                        _check_start(path, os.read(file.fileno(), _START))
+                        os.lseek(file.fileno(), 0, os.SEEK_SET)
                     self._fd = os.dup(file.fileno())
                     self._size = os.fstat(self._fd).st_size
             except TgenError as error:
@@ -99,6 +103,15 @@ class LineReader:
             if self._fd or error.errno != errno.EBADF:  # a closed stdin has no lines
                 end = error
         self._lines.put(end)
+
+
+def _check_start(path: str, start: bytes) -> None:
+    """Raise TgenError for a file that has no lines of text, by its first bytes."""
+    if b"\0" in start:
+        hint = "save it as lines of UTF-8, uncompressed; a row can have bytes as prompt_bytes"
+        raise TgenError(f"{path} has NUL bytes, so it is not text in UTF-8", hint)
+    if path.endswith(".json") and start.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
+        raise TgenError(f"{path} is a JSON list", "write one JSON object per line: jq -c '.[]'")
 
 
 @dataclass(frozen=True, kw_only=True)
