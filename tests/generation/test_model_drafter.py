@@ -208,6 +208,7 @@ def test_a_draft_model_with_other_tokens_is_refused(trained, run_here):
         ((), b"--draft-model "),
         (("--draft", "off"), b"--draft-model cannot be combined with --draft off"),
         (("--no-kv-cache",), b"--draft-model cannot be combined with --no-kv-cache"),
+        (("--draft-model", "nope"), b"--draft-model: model 'nope' does not exist"),
     ):
         result = run_here("generate", *options, *more)
         assert result.returncode in (1, 2)

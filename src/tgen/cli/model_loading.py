@@ -9,6 +9,7 @@ from tgen.cli import console
 from tgen.cli.phases import end_phase
 from tgen.config import EngineOptions
 from tgen.distributed import Ranks
+from tgen.errors import ModelError
 
 if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
@@ -27,6 +28,14 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
 
     path = find_adapter(adapter)
     return (path, None) if model is None else (find_model(model).path, path)
+
+
+def find_draft_model(name: str | None) -> Path | None:
+    """Return the path of the model that `--draft-model` names; errors name the option."""
+    try:
+        return None if name is None else find_paths(name, None)[0]
+    except ModelError as error:
+        raise ModelError(f"--draft-model: {error.message}", error.hint) from None
 
 
 def short_name(model: str | None, path: Path) -> str:
@@ -64,13 +73,6 @@ def load_model(path: Path, options: EngineOptions, *, adapter: Path | None = Non
     for warning in warnings:
         console.print_status(f"warning: {warning}")
     return model
-
-
-def load_draft_model(model: "LoadedModel", name: str | None) -> None:
-    """Load the model that `--draft-model` names, if it does, to draft tokens for another."""
-    if name is not None:
-        path, _ = find_paths(name, None)
-        model.draft_with(load_model(path, model.options))
 
 
 def load_shared(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
-from tgen.cli.model_loading import find_paths, load_draft_model, load_model, short_name
+from tgen.cli.model_loading import find_draft_model, load_model, short_name
 from tgen.cli.options import (
     draft_model_option,
     engine_options,
@@ -231,8 +231,7 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
         message = f"tgen serve needs the package {package}"
         raise TgenError(message, "pip install 'tgen-lm[serve]'") from None
     sources = find_sources(options.model, options.adapter)
-    if options.draft_model is not None:
-        find_paths(options.draft_model, None)  # an error now rather than in each request
+    draft_path = find_draft_model(options.draft_model)
     sock = server.listen(options.host, options.port)
     settings = server.ServerSettings(
         models=ModelSettings(
@@ -258,7 +257,8 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
     def load(source: "ModelSource") -> "LoadedModel":
         model = load_model(source.path, options.engine, adapter=source.adapter)
         try:
-            load_draft_model(model, options.draft_model)
+            if draft_path is not None:
+                model.draft_with(load_model(draft_path, options.engine))
         except UsageError as error:  # other models of this server may have its tokens
             if len(sources) == 1:
                 raise

@@ -149,4 +149,4 @@ def test_a_draft_model_that_does_not_exist_is_refused_before_any_request(
     monkeypatch.setattr(server, "serve", lambda *_: None)
     models = ["-m", "shakespeare", "-m", "again=shakespeare"]
     assert run(["serve", *models, "--draft-model", "nowhere", "--port", "0"]) == 1
-    assert "model 'nowhere' does not exist" in capsys.readouterr().err
+    assert "--draft-model: model 'nowhere' does not exist" in capsys.readouterr().err

@@ -65,13 +65,14 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.generate.chat import Session, message, require_terminal
     from tgen.cli.generate.chat_commands import Settings
     from tgen.cli.generate.input_rows import LineReader
-    from tgen.cli.model_loading import find_paths, load_draft_model, load_shared
+    from tgen.cli.model_loading import find_draft_model, find_paths, load_model, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
     from tgen.generation.random_numbers import new_seed
     from tgen.lora.model_with_adapter import settings_path
 
     path, adapter = find_paths(options.model, options.adapter)
+    draft_path = find_draft_model(options.draft_model)
     defaults = generation_config.read(settings_path(path, adapter))
     seed = options.sampling.get("seed")
     seed = broadcast(new_seed()) if seed is None else seed
@@ -88,7 +89,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     no_prompt = lines or (options.interactive and not has_prompt)
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file)
     model = load_shared(path, options.engine, ranks, adapter=adapter)
-    load_draft_model(model, options.draft_model)
+    if draft_path is not None:
+        model.draft_with(load_model(draft_path, model.options))
 
     @lru_cache
     def training_words() -> bytes:
