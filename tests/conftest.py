@@ -207,6 +207,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def draft_model(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a random model with the tokens of the trained one, but smaller."""
+    from support.models import make_model
+    from tgen.checkpoint import model_dir
+
+    tokenizer = model_dir.load(trained).tokenizer
+    model = make_model("llama", vocab_size=tokenizer.vocab_size, n_layers=1, d_model=16)
+    path = tmp_path_factory.mktemp("draft") / "model"
+    model_dir.save(path, model.config, tokenizer, model.to_arrays())
+    return path
+
+
+@pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run, `model`, and its corpus, which no test may change."""
     from support.runs import request as run_request

@@ -34,6 +34,7 @@ from tgen.generation.sequence import Request, check_request
 from tgen.generation.vocabulary import Vocabulary
 from tgen.lora.model_with_adapter import load as load_bundle
 from tgen.reports.generation import Token
+from tgen.reports.number_format import format_bytes
 from tgen.tokenizer import TextStream, TokenBytes, Tokenizer
 
 if TYPE_CHECKING:
@@ -114,15 +115,21 @@ class LoadedModel:
     def draft_with(self, draft_model: "LoadedModel") -> None:
         """Let a smaller model draft tokens, which does not change the texts.
 
-        Raises UsageError if the two models do not have the same tokens.
+        Raises UsageError if the two models do not have the same tokens, or it is not smaller.
         """
         tokens, others = self.tokenizer, draft_model.tokenizer
+        sizes = draft_model.engine.weight_bytes, self.engine.weight_bytes
+        reason = ""
         if (tokens.vocab_size, tokens.token_ids) != (others.vocab_size, others.token_ids):
-            paths = draft_model.bundle.named_path, self.bundle.named_path
-            message = "--draft-model {}: its tokens are not those of {}".format(*paths)
+            reason = f"its tokens are not those of {self.bundle.named_path}"
+        elif sizes[0] >= sizes[1]:
+            values = "got {} of weights, expected less than {}".format(*map(format_bytes, sizes))
+            reason = f"is not smaller than {self.bundle.named_path} ({values})"
+        if reason:
+            message = f"--draft-model {draft_model.bundle.named_path}: {reason}"
             raise UsageError(message, "name a smaller model with the same tokenizer")
         self._draft_model = draft_model
-        self._draft_cost = draft_model.engine.weight_bytes / self.engine.weight_bytes
+        self._draft_cost = sizes[0] / sizes[1]
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -186,17 +186,27 @@ def test_drafts_end_with_the_text():
         assert len(draft_engine.texts[0]) < len(PROMPTS[0]) + len(ids)
 
 
-def test_commands_and_python_write_the_same_text_with_a_draft_model(trained, run_here):
+def test_commands_and_python_write_the_same_text_with_a_draft_model(trained, draft_model, run_here):
     options = ["-m", trained, "-p", "What is", "-n", 12, "--seed", 1, "-q"]
     plain = run_here("generate", *options)
-    drafted = run_here("generate", *options, "--draft-model", trained)
+    drafted = run_here("generate", *options, "--draft-model", draft_model)
     assert (drafted.returncode, drafted.stdout) == (0, plain.stdout)
-    model = load(trained, threads=1, draft_model=trained)
-    assert model._loaded._draft_model.engine is not model._loaded.engine
+    model = load(trained, threads=1, draft_model=draft_model)
+    assert model._loaded._draft_model is not None
     pieces, others = (model.stream("What is", max_new_tokens=12, seed=1) for _ in range(2))
     assert [*zip(pieces, others, strict=True)]
     expected = load(trained, threads=1).generate("What is", max_new_tokens=12, seed=1)
     assert model.generate("What is", max_new_tokens=12, seed=1) == expected
+
+
+def test_a_draft_model_that_is_not_smaller_is_refused(trained, draft_model, run_here):
+    for model, draft in ((trained, trained), (draft_model, trained)):
+        result = run_here("generate", "-m", model, "-p", "What is", "--draft-model", draft)
+        assert (result.returncode, result.stdout) == (2, b"")
+        assert f"error: --draft-model {draft}: is not smaller than {model} (got " in (
+            result.stderr.decode()
+        )
+        assert result.stderr.endswith(b"\nhint: name a smaller model with the same tokenizer\n")
 
 
 def test_a_draft_model_with_other_tokens_is_refused(trained, run_here):

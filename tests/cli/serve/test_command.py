@@ -125,13 +125,13 @@ def test_memory_for_models_is_that_of_their_device(monkeypatch: pytest.MonkeyPat
 
 
 def test_draft_model_is_loaded_with_each_model(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, draft_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tgen.serve import server
 
     models: list[LoadedModel] = []
     monkeypatch.setattr(server, "serve", lambda sources, load, *_: models.append(load(sources[0])))
-    arguments = ["-m", str(trained), "--draft-model", str(trained), "--port", "0", "-q"]
+    arguments = ["-m", str(trained), "--draft-model", str(draft_model), "--port", "0", "-q"]
     assert run(["serve", *arguments]) == 0
     assert models[0]._draft_model is not None
     monkeypatch.setattr(
