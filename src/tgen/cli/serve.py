@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -254,11 +254,15 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
         ),
     )
 
+    @cache
+    def load_draft_model(path: Path) -> "LoadedModel":
+        return load_model(path, options.engine)
+
     def load(source: "ModelSource") -> "LoadedModel":
         model = load_model(source.path, options.engine, adapter=source.adapter)
         try:
             if draft_path is not None:
-                model.draft_with(load_model(draft_path, options.engine))
+                model.draft_with(load_draft_model(draft_path))
         except UsageError as error:  # other models of this server may have its tokens
             if len(sources) == 1:
                 raise

@@ -124,7 +124,7 @@ def test_memory_for_models_is_that_of_their_device(monkeypatch: pytest.MonkeyPat
     assert ServeOptions(engine=on_gpu, model_memory="3KB").memory_bytes == 3000
 
 
-def test_draft_model_is_loaded_with_each_model(
+def test_draft_model_is_loaded_once_for_all_models(
     trained: Path, draft_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tgen.serve import server
@@ -137,8 +137,10 @@ def test_draft_model_is_loaded_with_each_model(
     monkeypatch.setattr(
         server, "serve", lambda sources, load, *_: models.extend(map(load, sources))
     )
-    assert run(["serve", "-m", "shakespeare", *arguments]) == 0
-    assert [model._draft_model is None for model in models[1:]] == [True, False]
+    assert run(["serve", "-m", "shakespeare", "-m", f"again={trained}", *arguments]) == 0
+    other, *drafted = (model._draft_model for model in models[1:])
+    assert other is None
+    assert drafted[0] is drafted[1] is not None
 
 
 def test_a_draft_model_that_does_not_exist_is_refused_before_any_request(
