@@ -180,13 +180,15 @@ def test_unfinished_runs_and_copies_are_named(make):
     folder = make("a", state="unfinished", seed=1).parent
     make("b", state="stopped", seed=2)
     make("c", seed=3)
+    make("d", state="diverged", seed=4)
     shutil.copytree(folder / "c", folder / "copy")
     lines = compare_runs([folder], by=["family"]).warnings
     assert lines == [
         "stopped before the end: b",
         "not finished: a",
+        "diverged: d",
         "c and copy are the same run, not two results",
-        "not in the means, since they have not finished: a, b",
+        "not in the means, since they have not finished: a, b, d",
     ]
 
 

@@ -129,7 +129,9 @@ def simulate_run(
         pace = {"learning_rate": 0.001, "tokens_per_second": 1e3}
         lines.append({"kind": "StepReport"} | point | pace)
         lines.append({"kind": "EvalReport", "bits_per_byte": bits} | point)
-    if state != "unfinished":
+    if state == "diverged":
+        lines.append({"kind": "DivergedReport"})
+    elif state != "unfinished":
         done = {
             "finished": state == "finished",
             "best_bits_per_byte": best or min(losses, default=None),

@@ -13,6 +13,7 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset, Tokens
 from tgen.errors import TrainingError
+from tgen.experiments.run_summary import summarize_run
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RollbackReport, StepReport
 from tgen.runs import log as run_log
@@ -114,6 +115,7 @@ def test_repeated_divergence_ends_the_run_and_keeps_the_last_good_model(tmp_path
     log = run_log.read(tmp_path / "model")
     scales = [r["learning_rate_scale"] for r in log if r["kind"] == "RollbackReport"]
     assert scales == [0.5, 0.25, 0.125]
+    assert summarize_run(tmp_path / "model", "a").state == "diverged"
     bundle = model_dir.load(tmp_path / "model")  # of step 5
     assert all(np.isfinite(array).all() for array in bundle.arrays.values())
 

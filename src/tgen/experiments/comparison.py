@@ -32,6 +32,7 @@ from tgen.runs import saved_state
 _MAX_POINTS = 200  # of a group's curve
 _LISTED = 5  # names in a warning
 _COSTS = ("n_parameters", "steps", "tokens", "seconds", "flop")
+_NOTED = {"stopped": "stopped before the end", "unfinished": "not finished", "diverged": "diverged"}
 _BY_CHANCE = ("seed", *CHOSEN_BY_SPEED)  # settings that differ between repetitions
 Score = Callable[[Sequence[RunSummary], Callable[[str], None]], Mapping[str, TextScore]]
 
@@ -246,9 +247,8 @@ def _warnings(
     if len(texts) > 1:
         parts = "; ".join(_listed(names) for names in texts.values())
         yield f"the held-out texts differ, so their losses cannot be compared: {parts}"
-    for state in ("stopped", "unfinished"):
+    for state, words in _NOTED.items():
         if names := [run.name for run in runs if run.state == state]:
-            words = "stopped before the end" if state == "stopped" else "not finished"
             yield f"{words}: {_listed(names)}"
     if names := [run.name for run in runs if run.best is None]:
         yield f"without an evaluation on held-out text: {_listed(names)}"

@@ -10,7 +10,7 @@ from tgen.config import ModelConfig
 from tgen.errors import TrainingError, UsageError
 from tgen.planning.costs import flops_per_token, n_parameters
 from tgen.reports.comparison import LossCurve, RunState, RunSummary
-from tgen.reports.training import PlanReport
+from tgen.reports.training import DivergedReport, PlanReport
 from tgen.runs import log, saved_state
 from tgen.runs.curves import training_curves
 from tgen.runs.run_record import RunRecord
@@ -74,7 +74,9 @@ def _check_order(steps: Sequence[int], seconds: Sequence[float]) -> None:
 
 
 def _state(records: list[dict[str, Any]]) -> RunState:
-    """Return whether the last session ended, and whether the run did."""
+    """Return whether the last session ended or diverged, and whether the run ended."""
+    if records[-1]["kind"] == DivergedReport.__name__:
+        return "diverged"
     sessions = [i for i, one in enumerate(records) if one["kind"] == PlanReport.__name__]
     done = log.last_done(records[sessions[-1] :] if sessions else records)
     if not done:

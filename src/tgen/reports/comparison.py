@@ -7,7 +7,7 @@ from typing import Any, Literal
 from tgen.reports.score import Score, ScoreDifference
 
 Scale = Literal["step", "token", "time", "flop"]  # horizontal axis of a curve
-RunState = Literal["finished", "stopped", "unfinished"]
+RunState = Literal["finished", "stopped", "unfinished", "diverged"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:  # `tgen generate` needs no report of a training run
     from tgen.reports.sweep import SweepPlanReport, SweepRunReport
-    from tgen.reports.training import RunReport
+    from tgen.reports.training import LoggedReport
 
 
 def json_text(data: bytes, name: str = "text") -> dict[str, str]:
@@ -24,7 +24,7 @@ def json_text(data: bytes, name: str = "text") -> dict[str, str]:
         return {name: data.decode(errors="replace"), bytes_name: encoded}
 
 
-def json_record(report: "RunReport | SweepPlanReport | SweepRunReport") -> dict[str, Any]:
+def json_record(report: "LoggedReport | SweepPlanReport | SweepRunReport") -> dict[str, Any]:
     """Return a report of a run or a sweep as {"kind": class name, **fields}."""
     values: dict[str, Any] = json_value(report)
     return {"kind": type(report).__name__} | values

@@ -193,6 +193,14 @@ class RollbackReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DivergedReport:
+    """The run has ended: it diverged again after several rollbacks. It is in the log alone."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavingReport:
     """A checkpoint could not be saved and training continues; or a retry succeeded."""
 
@@ -256,3 +264,4 @@ RunReport = (
     | MemorizationReport
     | DoneReport
 )
+LoggedReport = RunReport | DivergedReport

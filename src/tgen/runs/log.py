@@ -11,14 +11,14 @@ from typing import Any, Self, TypeVar
 
 from tgen.errors import ModelError, TgenError
 from tgen.reports.json_text import json_record
-from tgen.reports.training import DoneReport, RollbackReport, RunReport
+from tgen.reports.training import DoneReport, LoggedReport, RollbackReport
 from tgen.runs import saved_state
 from tgen.storage import files
 
 _BUFFERED_LINES = 100  # lost at most when the process is killed
 _LAST = 1 << 62  # step of a line that has none: after all others
 
-_Report = TypeVar("_Report", bound=RunReport)
+_Report = TypeVar("_Report", bound=LoggedReport)
 
 
 class RunLog:

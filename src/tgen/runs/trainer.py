@@ -15,6 +15,7 @@ from tgen.lora import adapter as adapters
 from tgen.lora import layers, model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.reports.training import (
+    DivergedReport,
     DoneReport,
     EvalReport,
     PhaseReport,
@@ -117,6 +118,7 @@ class Trainer:
                 reason = "validation loss stopped improving"
             except DivergedError as error:
                 if discarded.n_divergences == _MAX_DIVERGENCES:
+                    self.log.add(DivergedReport(step=discarded.step, reason=error.message))
                     raise TrainingError(
                         f"{error.message}, after {_MAX_DIVERGENCES} rollbacks",
                         "start again with --overwrite and lower learning rates than "
