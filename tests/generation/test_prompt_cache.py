@@ -81,7 +81,7 @@ def test_prompt_cache_of_another_model_is_an_error(model, tmp_path):
     )
     arrays = dict(bundle.arrays)
     narrow = cpu_engine(bundle.config, arrays, n_threads=1, cache_dtype="float16")
-    with pytest.raises(ModelError, match="was computed with a 'float32' KV cache"):
+    with pytest.raises(ModelError, match="was computed with keys and values in 'float32', but"):
         LoadedModel(bundle, narrow).load_cache(path)
     with pytest.raises(ModelError, match="was computed with 'float32' weights"):
         int8_model.load_cache(path)

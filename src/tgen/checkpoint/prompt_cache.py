@@ -98,7 +98,7 @@ def check_origin(
         )
     if cache_dtype != model.cache_dtype:
         raise ModelError(
-            f"{name} was computed with a {cache_dtype[:10]!r} KV cache, but the model uses "
+            f"{name} was computed with keys and values in {cache_dtype[:10]!r}, but the model uses "
             f"{model.cache_dtype!r}",
             f"add --cache-dtype {cache_dtype}, or {hint}"
             if cache_dtype in get_args(CacheDtype)
