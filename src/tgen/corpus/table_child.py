@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
+from tgen.machine.resource_limit import set_limit
+
 _BYTES = 4 << 30  # of address space
 _SECONDS, _BYTES_PER_SECOND = 60, 100_000  # of CPU time
 _BATCH = 256  # rows
@@ -22,12 +24,8 @@ _BATCH = 256  # rows
 
 def main() -> None:
     """Write the rows of the file on stdin; the arguments are its kind, and names of columns."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        seconds = _SECONDS + os.fstat(0).st_size // _BYTES_PER_SECOND
-        for limit, value in ((resource.RLIMIT_AS, _BYTES), (resource.RLIMIT_CPU, seconds)):
-            resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+    set_limit("RLIMIT_AS", _BYTES)
+    set_limit("RLIMIT_CPU", _SECONDS + os.fstat(0).st_size // _BYTES_PER_SECOND)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     write = sys.stdout.buffer.write

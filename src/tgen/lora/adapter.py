@@ -117,7 +117,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
     _check_config(path, values)
     weights, header = _read_header(path)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
-    base = base_name(path)
+    base = _named_base(values)
     head = tensor_names.full_name(config, tensor_names.head_name(config)).removesuffix(".weight")
     try:
         more = [name for name in header if _is_extra(weights, name, sites, head)]
@@ -221,20 +221,25 @@ def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
     """Return the name of an adapter's base, its rank and the number of its parameters by type,
     without its weights. Raises ModelError."""
     weights, header = _read_header(path)
-    rank = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT).get("r")
+    values = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
     counts: Counter[str] = Counter()
     safetensors_file.check_float_dtypes(weights, header)
     for entry in header.values():
         counts[safetensors_file.FLOATS[entry.dtype]] += math.prod(entry.shape)
     if not counts:
         raise ModelError(f"{weights} has no tensors", "save the adapter again")
-    return base_name(path), rank if type(rank) is int else None, counts
+    rank = values.get("r")
+    return _named_base(values), rank if type(rank) is int else None, counts
 
 
 def base_name(path: Path) -> str | None:
     """Return the name of an adapter's base model as its configuration has it."""
     _check_is_adapter(path)
-    name = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT).get("base_model_name_or_path")
+    return _named_base(read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT))
+
+
+def _named_base(values: Mapping[str, Any]) -> str | None:
+    name = values.get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
 
