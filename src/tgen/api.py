@@ -33,6 +33,7 @@ from tgen.config import (
     StoredAs,
     raw,
 )
+from tgen.config.input_files import Reading
 from tgen.config.option import (
     check_combinations,
     check_ranges,
@@ -41,7 +42,6 @@ from tgen.config.option import (
     require,
     suggest,
 )
-from tgen.config.reading import Reading
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache
 from tgen.errors import TgenError, UsageError

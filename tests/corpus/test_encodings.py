@@ -3,7 +3,7 @@
 import pytest
 
 from tgen import corpus
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus import encodings
 from tgen.corpus.encodings import Changes, decode
 from tgen.corpus.opening import ReadingReport, open_sources

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tgen import corpus
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.errors import CorpusError, UsageError
 from tgen.runs.run_record import RunRecord
 

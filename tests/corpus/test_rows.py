@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus import json_rows, rows
 from tgen.corpus.conversation import check_messages
 from tgen.corpus.row_forms import FORMS, MESSAGES

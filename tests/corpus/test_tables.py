@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus import tables
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source

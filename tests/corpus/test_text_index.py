@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tgen import corpus
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus import suffix_array, text_index
 from tgen.corpus.steps import finish
 from tgen.errors import CorpusError

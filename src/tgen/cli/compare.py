@@ -17,8 +17,8 @@ from tgen.cli.output_files import (
     write_contents,
 )
 from tgen.config import DEFAULT_ENGINE, EngineOptions
+from tgen.config.input_files import Reading
 from tgen.config.option import option
-from tgen.config.reading import Reading
 from tgen.errors import UsageError
 from tgen.reports.comparison import ComparisonReport, Scale
 

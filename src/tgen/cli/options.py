@@ -83,7 +83,7 @@ def engine_options(**help_texts: str) -> Any:
 
 def reading_options() -> Any:
     """Declare a field that collects the given options of Reading."""
-    from tgen.config.reading import Reading
+    from tgen.config.input_files import Reading
 
     return nested(Reading, columns=Reader(str, _parse_columns))
 

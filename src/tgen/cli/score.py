@@ -20,8 +20,8 @@ from tgen.cli.options import (
     reading_options,
 )
 from tgen.config import EngineOptions
+from tgen.config.input_files import PANEL, Reading
 from tgen.config.option import option
-from tgen.config.reading import PANEL, Reading
 from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import label, one_line
 from tgen.errors import UsageError

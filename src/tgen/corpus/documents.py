@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus.jsonl import (
     Location,
     contains_conversations,

@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus.binary_kinds import GGUF, SAFETENSORS, binary_kind
 from tgen.corpus.encodings import Changes, Encoding, decode, find_encoding, unknown_encoding
 from tgen.corpus.json_rows import may_hold_rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus import tables
 from tgen.corpus.conversation import check_messages, pair_messages
 from tgen.corpus.json_rows import json_kind, read_json, read_json_lines

@@ -20,7 +20,7 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import CHECKPOINT, PATH, WEIGHTS_DIRECTORY, find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import ModelConfig
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.config.training import TrainConfig
 from tgen.corpus.steps import Steps
 from tgen.errors import CorpusError, TgenError, TrainingError, UsageError

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from tgen.config import DEFAULT_FAMILY, SIZES, Family, Size
 from tgen.config.engine import Device, device_option, threads_option
+from tgen.config.input_files import Reading
 from tgen.config.option import check_ranges, option
-from tgen.config.reading import Reading
 from tgen.config.training import Parallel, TrainConfig
 from tgen.errors import UsageError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tgen import corpus, distributed
+from tgen.config.input_files import Reading
 from tgen.config.option import MAX_WHOLE
-from tgen.config.reading import Reading
 from tgen.config.training import ResolvedTrainConfig
 from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.planning.budget import n_steps

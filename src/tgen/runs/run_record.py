@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config import ModelConfig
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import MAX_VAL_BYTES
 from tgen.errors import TrainingError, UsageError

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tgen import corpus, distributed
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.config.training import Parallel
 from tgen.corpus import Tokens
 from tgen.errors import TgenError, TrainingError, UsageError

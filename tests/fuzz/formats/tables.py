@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from fuzz.mutations import Mutator, dump
-from tgen.config.reading import Reading
+from tgen.config.input_files import Reading
 from tgen.corpus.conversation import is_conversation, parse_conversation
 from tgen.corpus.jsonl import parse_row
 from tgen.corpus.rows import convert_rows, row_kind

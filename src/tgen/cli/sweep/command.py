@@ -25,8 +25,8 @@ from tgen.cli.options import (
 )
 from tgen.cli.signals import StopSignal
 from tgen.cli.train.command import default_name, read_out
+from tgen.config.input_files import PANEL, Reading
 from tgen.config.option import check_combinations, option
-from tgen.config.reading import PANEL, Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import TgenError, UsageError
 from tgen.reports.number_format import count

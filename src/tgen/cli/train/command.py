@@ -24,8 +24,8 @@ from tgen.cli.options import (
     reading_options,
 )
 from tgen.cli.signals import StopSignal
+from tgen.config.input_files import PANEL, Reading
 from tgen.config.option import option
-from tgen.config.reading import PANEL, Reading
 from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
