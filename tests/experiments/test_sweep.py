@@ -145,9 +145,13 @@ def test_equal_or_invalid_combinations_are_refused_before_the_first_run(tmp_path
         ),
         ([{"learning_rate": "1e-3"}, {"learning_rate": "-1"}], "learning_rate: invalid value -1"),
         ([{"n_heads": "2"}, {"n_heads": "3"}], "d_model=16 does not divide into n_heads=3"),
+        (
+            [{"context_length": "16"}, {"context_length": "100000000"}],
+            r"is longer than .* \(combination context_length=100000000\)",
+        ),
         ([{"n_layer": "2"}, {"n_layer": "3"}], "unknown field"),
     ]:
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises((CorpusError, UsageError), match=message):
             list(sweep(make(tmp_path, values=values)))
         assert not (tmp_path / "sweep").exists()
 

@@ -93,7 +93,7 @@ def check_cells(request: SweepRequest) -> None:
     """Raise UsageError for invalid settings, and for two combinations that are the same."""
     known: list[tuple[Any, str]] = []
     for values, run in request.cells:
-        words = " ".join(f"{name}={value}" for name, value in values.items())
+        words = _words(values)
         parsed = replace(run, overrides={}), parse_overrides(run.overrides)
         for other, other_words in known:
             if other == parsed:
@@ -102,6 +102,10 @@ def check_cells(request: SweepRequest) -> None:
                     "remove one of the values",
                 )
         known.append((parsed, words))
+
+
+def _words(values: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def run_names(request: SweepRequest) -> list[list[str]]:
@@ -371,7 +375,13 @@ def _plan(request: SweepRequest) -> Generator[PhaseReport, None, _Record]:
         elif cells:
             precision = cells[0].settings["precision"]
             run = replace(run, train=replace(run.train, precision=precision))
-        cell, digest = yield from _plan_cell(request, values, run, phase)
+        try:
+            cell, digest = yield from _plan_cell(request, values, run, phase)
+        except (CorpusError, UsageError) as error:
+            if values:
+                error.message += f" (combination {_words(values)})"
+                error.args = (error.message,)
+            raise
         cells.append(replace(cell, settings=like.settings) if like else cell)
         digests.add(digest)
     if len(digests) > 1:
