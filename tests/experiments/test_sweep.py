@@ -62,6 +62,17 @@ def test_runs_are_those_of_train_and_so_are_the_results(tmp_path):
     assert plan.cells[0].n_parameters > 1000
 
 
+def test_run_without_its_model_is_not_finished(tmp_path):
+    asked = make(tmp_path, n_seeds=1, steps=2)
+    list(sweep(asked))
+    before = weights(asked.out)
+    for path in asked.out.glob("*1e-3*/model.safetensors"):
+        path.unlink()
+    reports = [r for r in sweep(asked) if isinstance(r, SweepRunReport)]
+    assert [r.state for r in reports] == ["training", "done", "done"]
+    assert weights(asked.out) == before
+
+
 def test_order_interleaves_the_cells():
     assert training_order([0, 1, 2], 2) == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (0, 1)]
 

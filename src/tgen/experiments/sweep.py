@@ -25,6 +25,7 @@ from tgen.reports.sweep import CellPlan, Rung, SweepPlanReport, SweepRunReport
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest, saved_state
 from tgen.runs import log as run_log
+from tgen.runs.output_folder import lacks_model
 from tgen.runs.overrides import parse_overrides
 from tgen.storage import files, locks
 from tgen.version import __version__
@@ -227,6 +228,8 @@ class _Sweep:
         if not saved_state.has_run(out):
             return False
         values, _ = saved_state.load_record(out)
+        if lacks_model(out, has_adapter=values["adapter"] is not None):
+            return False
         name, wanted = _budget(self.record.cells[cell], self.rungs[rung])
         budget = values["plan"]["train"][name]
         if budget != wanted:

@@ -9,8 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint.model_files import NEEDED_FILES
 from tgen.checkpoint.model_lookup import find_model
-from tgen.checkpoint.stored_models import ADAPTER_CONFIG, is_adapter
+from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
 from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
@@ -19,6 +20,12 @@ from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.request import RunRequest
 from tgen.storage import files, locks
 from tgen.storage.files import output_problem
+
+
+def lacks_model(out: Path, *, has_adapter: bool) -> bool:
+    """Return whether files of the model, or of the adapter, that a run wrote are gone."""
+    needed = ADAPTER_FILES if has_adapter else NEEDED_FILES
+    return any(not (out / name).exists() for name in needed)
 
 
 @contextmanager

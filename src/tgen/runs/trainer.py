@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from tgen import distributed
-from tgen.checkpoint import model_dir, model_files
-from tgen.checkpoint.stored_models import ADAPTER_FILES, is_model_directory
+from tgen.checkpoint import model_dir
+from tgen.checkpoint.stored_models import is_model_directory
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import adapter as adapters
 from tgen.lora import layers, model_with_adapter
@@ -32,6 +32,7 @@ from tgen.runs.forecast import forecast_run
 from tgen.runs.forgetting import general_bits_per_byte
 from tgen.runs.memorization import measure_memorization
 from tgen.runs.model_card import save_card
+from tgen.runs.output_folder import lacks_model
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.resuming import roll_back
 from tgen.runs.samples import sample
@@ -92,8 +93,7 @@ class Trainer:
     def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:
         """Write the model of the best step again from its state, if files of it are gone."""
         record = self.prepared.record
-        needed = model_files.NEEDED_FILES if record.adapter is None else ADAPTER_FILES
-        is_lost = any(not (self.out / name).exists() for name in needed)
+        is_lost = lacks_model(self.out, has_adapter=record.adapter is not None)
         was_saved = self.has_val and state.progress.best_bits_per_byte is not None
         if was_saved and distributed.broadcast(is_lost):
             yield PhaseReport(phase="writing the model again", saved=True)
