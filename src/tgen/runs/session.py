@@ -23,11 +23,11 @@ from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import dequantize_base, load_base
 from tgen.runs.forecast import forecast_run, times_as_long
 from tgen.runs.forgetting import measure_before
+from tgen.runs.overrides import apply_overrides
 from tgen.runs.prepare import PreparedRun, measure_baselines, plan_report, prepare
 from tgen.runs.repeat import prepare_again
 from tgen.runs.request import ResumeRequest, RunRequest
 from tgen.runs.resuming import (
-    apply_overrides,
     check_corpus,
     check_fit,
     load_newest_state,
