@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from tgen.documents.layout import Layout, TablePart
 from tgen.documents.package import Event, Package, without
+from tgen.documents.text_builder import TablePart, TextBuilder
 
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
     *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPr"),
@@ -28,9 +28,9 @@ def read_docx(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
         name = posixpath.join(posixpath.dirname(main), f"{kind}s.xml")
         if name in package:
             notes |= _read_notes(package.events(name), kind, left_out)
-    layout = Layout(left_out)
-    _read_body(package.events(main), layout, left_out, notes)
-    yield layout.finish()
+    builder = TextBuilder(left_out)
+    _read_body(package.events(main), builder, left_out, notes)
+    yield builder.finish()
 
 
 def _read_notes(
@@ -43,16 +43,16 @@ def _read_notes(
         if event[:2] == ("start", kind):
             note, number = [], event[2].get("id", "")
         elif event[:2] == ("end", kind):
-            layout = Layout(left_out)
-            _read_body(note, layout, left_out, {})
-            yield (kind, number), layout.finish()
+            builder = TextBuilder(left_out)
+            _read_body(note, builder, left_out, {})
+            yield (kind, number), builder.finish()
         else:
             note.append(event)
 
 
 def _read_body(
     events: Iterable[Event],
-    layout: Layout,
+    builder: TextBuilder,
     left_out: Counter[str],
     notes: dict[tuple[str, str], str],
 ) -> None:
@@ -63,7 +63,7 @@ def _read_body(
 
     def add(text: str) -> None:
         if not (in_contents or any(fields)):
-            layout.add(text)
+            builder.add(text)
 
     for kind, name, attributes in without(events, _SKIPPED):
         if kind == "text":
@@ -73,14 +73,14 @@ def _read_body(
                 add(name)
         elif kind == "start":
             if name == "p":
-                layout.paragraph()
+                builder.paragraph()
                 was_list, in_list, in_contents = in_list, False, False
             elif name == "pStyle":
                 in_contents = attributes.get("val", "").startswith("TOC")
             elif name == "numPr":
                 in_list = True
                 if was_list:
-                    layout.join_items()
+                    builder.join_items()
             elif name in ("t", "instrText"):
                 in_text, in_instruction = name == "t", name == "instrText"
             elif name == "d":
@@ -97,7 +97,7 @@ def _read_body(
                 add(_CHARACTERS[name])
             elif name in ("br", "cr"):
                 is_page = attributes.get("type", "textWrapping") != "textWrapping"
-                layout.paragraph() if is_page else layout.line_break()
+                builder.paragraph() if is_page else builder.line_break()
             elif name == "fldChar":
                 if attributes.get("fldCharType") == "begin":
                     fields.append(False)
@@ -105,15 +105,15 @@ def _read_body(
                     fields.pop()
             elif name in ("footnoteReference", "endnoteReference"):
                 key = name.removesuffix("Reference"), attributes.get("id", "")
-                layout.add_aside(notes.get(key, ""))
+                builder.add_aside(notes.get(key, ""))
             elif name in ("blip", "imagedata"):
                 left_out["picture"] += 1
             elif name == "chart":
                 left_out["chart"] += 1
             elif name == "txbxContent":
-                layout.begin_aside()
+                builder.begin_aside()
             elif name in _TABLE_PARTS:
-                layout.begin(_TABLE_PARTS[name])
+                builder.begin(_TABLE_PARTS[name])
         elif name in ("t", "instrText"):
             in_text = in_instruction = False
         elif name == "d" and brackets:
@@ -121,8 +121,8 @@ def _read_body(
         elif name == "naryPr":
             add(sign)
         elif name == "txbxContent":
-            layout.end_aside()
+            builder.end_aside()
         elif name == "p":
-            layout.end_paragraph()
+            builder.end_paragraph()
         elif name in _TABLE_PARTS:
-            layout.end(_TABLE_PARTS[name])
+            builder.end(_TABLE_PARTS[name])

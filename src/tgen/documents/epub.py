@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from tgen.documents.html import add_page, decode_html
-from tgen.documents.layout import Layout
 from tgen.documents.package import DAMAGED_HINT, Package
+from tgen.documents.text_builder import TextBuilder
 from tgen.errors import CorpusError
 
 _FONT_SCRAMBLING = {"http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"}
@@ -18,7 +18,7 @@ def read_epub(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     """Yield the text of a book; raises CorpusError if its pages are encrypted."""
     package = Package(file)
     encrypted = _encrypted(package)
-    layout = Layout(left_out)
+    builder = TextBuilder(left_out)
     n_pages = 0
     for name in _pages(package):
         if name in encrypted:
@@ -26,12 +26,12 @@ def read_epub(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
                 "is protected by DRM: its pages are encrypted",
                 "use a copy without DRM",
             )
-        layout.paragraph()
-        add_page(decode_html(package.read(name)), layout, left_out, in_book=True)
+        builder.paragraph()
+        add_page(decode_html(package.read(name)), builder, left_out, in_book=True)
         n_pages += 1
     if not n_pages:
         raise CorpusError("has no pages", DAMAGED_HINT)
-    yield layout.finish()
+    yield builder.finish()
 
 
 def _pages(package: Package) -> list[str]:

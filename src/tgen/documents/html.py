@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 
 from tgen.documents.kinds import byte_order_mark
-from tgen.documents.layout import Layout, TablePart
+from tgen.documents.text_builder import TablePart, TextBuilder
 
 _SKIPPED = {
     *("script", "style", "template", "noscript", "title", "nav", "footer", "button", "select"),
@@ -41,9 +41,9 @@ _CHARSET = re.compile(
 
 def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) -> Iterator[str]:
     """Yield the text of a page; `encoding` counts more than what the page declares."""
-    layout = Layout(left_out)
-    add_page(decode_html(data, encoding), layout, left_out)
-    yield layout.finish()
+    builder = TextBuilder(left_out)
+    add_page(decode_html(data, encoding), builder, left_out)
+    yield builder.finish()
 
 
 def declares_encoding(head: bytes) -> bool:
@@ -78,17 +78,19 @@ def decode_html(data: bytes, encoding: str | None = None) -> str:
         return data.decode("cp1252", "replace")
 
 
-def add_page(page: str, layout: Layout, left_out: Counter[str], *, in_book: bool = False) -> None:
+def add_page(
+    page: str, builder: TextBuilder, left_out: Counter[str], *, in_book: bool = False
+) -> None:
     """Add the text of a page. A `<header>` of the page is left out, but not `in_book`."""
-    parser = _Parser(layout, left_out, in_book)
+    parser = _Parser(builder, left_out, in_book)
     parser.feed(page)
     parser.close()
 
 
 class _Parser(HTMLParser):
-    def __init__(self, layout: Layout, left_out: Counter[str], in_book: bool) -> None:
+    def __init__(self, builder: TextBuilder, left_out: Counter[str], in_book: bool) -> None:
         super().__init__()
-        self._layout, self._left_out = layout, left_out
+        self._builder, self._left_out = builder, left_out
         self._skipped = ""  # the element whose content is left out
         self._depth = 0  # of elements of its name inside
         self._n_pre = self._n_articles = 0
@@ -113,66 +115,66 @@ class _Parser(HTMLParser):
         if tag not in _VOID and self._is_skipped(tag, attributes):
             self._skipped, self._depth = tag, 1
             return
-        layout = self._layout
+        builder = self._builder
         if tag in ("br", "div") and self._divs:
             self._divs[-1] = True
         if tag == "br":
-            layout.line_break()
+            builder.line_break()
         elif tag == "div":
-            layout.line()
+            builder.line()
             self._divs.append(False)
         elif tag in _TABLE_PARTS:
-            layout.begin(_TABLE_PARTS[tag])
+            builder.begin(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
-            layout.line() if self._in_list else layout.paragraph()
+            builder.line() if self._in_list else builder.paragraph()
             self._in_list += 1
         elif tag == "a":
             self._links_inside = "#" in attributes.get("href", "")
             self._mark_links |= self._links_inside
-            self._link = layout.position
+            self._link = builder.position
             self._in_note = _NOTE.search(attributes.get("class", "")) is not None
         elif tag == "sup":
-            self._mark, self._mark_links = layout.position, self._links_inside
+            self._mark, self._mark_links = builder.position, self._links_inside
         elif tag == "li":
-            layout.line()
+            builder.line()
         elif tag in _PARAGRAPHS:
-            layout.line() if tag == "p" and self._in_list else layout.paragraph()
+            builder.line() if tag == "p" and self._in_list else builder.paragraph()
             self._n_pre += tag == "pre"
             self._n_articles += tag in ("article", "main", "section")
         elif tag in _LINES:
-            layout.line()
+            builder.line()
 
     def handle_endtag(self, tag: str) -> None:
         """End an element."""
         self._end_skipped_paragraph(tag)
-        layout = self._layout
+        builder = self._builder
         if self._skipped:
             self._depth -= tag == self._skipped
             if not self._depth:
                 self._skipped = ""
         elif tag in _TABLE_PARTS:
-            layout.end(_TABLE_PARTS[tag])
+            builder.end(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
             self._in_list = max(0, self._in_list - 1)
-            layout.line() if self._in_list else layout.paragraph()
+            builder.line() if self._in_list else builder.paragraph()
         elif tag == "a" and self._link:
-            text = layout.cut(self._link) if self._links_inside else ""
+            text = builder.cut(self._link) if self._links_inside else ""
             is_note = self._in_note and not self._mark  # in <sup>, brackets may be around it
             if _ARROW.fullmatch(text) or (is_note and _MARK.fullmatch(text)):
-                layout.remove(self._link)
+                builder.remove(self._link)
             self._links_inside, self._link = False, None
         elif tag == "sup" and self._mark:
-            if self._mark_links and _MARK.fullmatch(layout.cut(self._mark)):
-                layout.remove(self._mark)
+            if self._mark_links and _MARK.fullmatch(builder.cut(self._mark)):
+                builder.remove(self._mark)
             self._mark = None
         elif tag in _PARAGRAPHS:
-            layout.line() if tag == "p" and self._in_list else layout.paragraph()
+            builder.line() if tag == "p" and self._in_list else builder.paragraph()
             self._n_pre = max(0, self._n_pre - (tag == "pre"))
             self._n_articles -= tag in ("article", "main", "section")
         elif tag == "div" and self._divs and self._divs.pop():
-            layout.paragraph()  # a stanza, or paragraphs
+            builder.paragraph()  # a stanza, or paragraphs
         elif tag in _LINES:
-            layout.line()
+            builder.line()
 
     def _end_skipped_paragraph(self, tag: str) -> None:
         """End a <p> that is left out, whose end tag may be missing, before another block."""
@@ -184,9 +186,9 @@ class _Parser(HTMLParser):
         if self._skipped:
             return
         if self._n_pre:
-            self._layout.add(data.replace("\r\n", "\n"))
+            self._builder.add(data.replace("\r\n", "\n"))
         else:
-            self._layout.add_words(data)
+            self._builder.add_words(data)
 
     def _is_skipped(self, tag: str, attributes: dict[str, str]) -> bool:
         roles = f"{attributes.get('role', '')} {attributes.get('epub:type', '')}".split()

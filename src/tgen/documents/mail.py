@@ -8,7 +8,7 @@ from email.message import EmailMessage, MIMEPart
 from typing import BinaryIO
 
 from tgen.documents.html import add_page, decode_html, read_html
-from tgen.documents.layout import Layout
+from tgen.documents.text_builder import TextBuilder
 
 _FORWARD = re.compile(  # everything from here on was written by others
     r"\s*(-{3,} ?(original message|forwarded message|ursprüngliche nachricht|message d'origine|"
@@ -73,10 +73,10 @@ def _body(data: bytes, left_out: Counter[str]) -> str:
         return ""
     text = decode_html(_payload(body), body.get_content_charset())
     if body.get_content_subtype() == "html":
-        layout = Layout(left_out)
+        builder = TextBuilder(left_out)
         text = re.sub(r"(?i)<blockquote", "<p>&gt;</p><template", text)  # a quote
-        add_page(re.sub(r"(?i)</blockquote", "</template", text), layout, left_out)
-        text = layout.finish()
+        add_page(re.sub(r"(?i)</blockquote", "</template", text), builder, left_out)
+        text = builder.finish()
     elif body.get_param("format") == "flowed":
         is_joined = str(body.get_param("delsp", "")).lower() == "yes"
         text = re.sub(r"(?m)(?<!^--) \r?\n(?!>|-- \r?$)", "" if is_joined else " ", text)

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from tgen.documents.layout import Layout, TablePart
 from tgen.documents.package import LOCKED_HINT, Package, without
+from tgen.documents.text_builder import TablePart, TextBuilder
 from tgen.errors import CorpusError
 
 _SKIPPED = {  # what is no text of the document, or is navigation or a number of a page or a note
@@ -29,46 +29,46 @@ def read_odt(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
         for kind, name, _ in package.events("META-INF/manifest.xml"):
             if (kind, name) == ("start", "encryption-data"):
                 raise CorpusError("is encrypted", LOCKED_HINT)
-    layout = Layout(left_out)
+    builder = TextBuilder(left_out)
     paragraphs = lists = 0  # that are open
     is_counted = False  # the picture of the open frame, which may have several forms
     for kind, name, attributes in without(package.events("content.xml"), _SKIPPED):
         if kind == "text":
             if paragraphs:
-                layout.add_words(name)
+                builder.add_words(name)
         elif kind == "start":
             if name in ("p", "h"):
                 paragraphs += 1
-                layout.line() if lists else layout.paragraph()
+                builder.line() if lists else builder.paragraph()
             elif name == "list":
                 if not lists:
-                    layout.paragraph()
+                    builder.paragraph()
                 lists += 1
             elif name == "s":
                 n = attributes.get("c", "1")
-                layout.add(" " * min(_MAX_SPACES, int(n) if n.isdecimal() else 1))
+                builder.add(" " * min(_MAX_SPACES, int(n) if n.isdecimal() else 1))
             elif name == "tab":
-                layout.add("\t")
+                builder.add("\t")
             elif name == "line-break":
-                layout.line_break()
+                builder.line_break()
             elif name in ("note-body", "text-box"):
-                layout.begin_aside()
+                builder.begin_aside()
             elif name == "frame":
                 is_counted = False
             elif name in ("image", "object", "object-ole") and not is_counted:
                 left_out["picture" if name == "image" else "embedded object"] += 1
                 is_counted = True
             elif name in _TABLE_PARTS:
-                layout.begin(_TABLE_PARTS[name])
+                builder.begin(_TABLE_PARTS[name])
         elif name in ("note-body", "text-box"):
-            layout.end_aside()
+            builder.end_aside()
         elif name in ("p", "h"):
             paragraphs -= 1
-            layout.end_paragraph()
+            builder.end_paragraph()
         elif name == "list":
             lists -= 1
             if not lists:
-                layout.paragraph()
+                builder.paragraph()
         elif name in _TABLE_PARTS:
-            layout.end(_TABLE_PARTS[name])
-    yield layout.finish()
+            builder.end(_TABLE_PARTS[name])
+    yield builder.finish()

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from tgen.documents.layout import tidy
 from tgen.documents.package import DAMAGED_HINT
+from tgen.documents.text_builder import tidy
 from tgen.errors import CorpusError
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{2,5})")

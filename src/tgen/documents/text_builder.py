@@ -26,7 +26,7 @@ class _Table:
         self.in_cell = False
 
 
-class Layout:
+class TextBuilder:
     """Paragraphs are separated by a blank line, rows of tables by a line break, cells by a tab."""
 
     def __init__(self, left_out: Counter[str]) -> None:
