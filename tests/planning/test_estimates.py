@@ -236,8 +236,12 @@ def test_error_names_the_memory_needed_and_a_remedy():
     message, hint = refused(lambda: chosen(80 * GB, n_ranks=2))
     assert "each rank (of 2) needs" in message
     assert "with FSDP" in message
+    on_two, remedy = refused(lambda: chosen(80 * GB, wanted="hsdp", n_local=2))
+    assert on_two == message.replace("(of 2)", "(of 64)").replace("FSDP", "HSDP")
+    assert remedy == "use --parallel fsdp, which fits"
     enough = int(hint.split()[1])
     assert chosen(80 * GB, n_ranks=enough) == "fsdp"
+    assert chosen(80 * GB, wanted="hsdp", n_local=enough) == "hsdp"
     refused(lambda: chosen(80 * GB, n_ranks=enough // 2))
     assert "accumulation" in refused(lambda: chosen(16 * GB))[1]
 

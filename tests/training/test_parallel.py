@@ -273,14 +273,24 @@ def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_
     assert_same(out, whole)
 
 
-def test_run_of_four_ranks_resumes_on_two_and_in_one_process(on_ranks, corpus, tmp_path):
+# Makes each pair of ranks a machine.
+TWO_EACH = """
+import os
+os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(int(os.environ["RANK"]) % 2)}
+"""
+
+
+def test_run_of_two_machines_resumes_on_two_ranks_and_in_one_process(on_ranks, corpus, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert app.run([str(one) for one in command(corpus, whole, batch=12)]) == 0
-    start = command(corpus, out, "--parallel", "fsdp", batch=3)
+    start = command(corpus, out, "--parallel", "hsdp", batch=3)
     resume = ["train", "--resume", "-o", out, "-q", "--parallel", "fsdp", "--threads", 1]
     for arguments, n, step in ((start, 4, 2), (resume, 2, 5)):
-        ranks = on_ranks(code=code_of_ranks(arguments, action=TERM, at=step), n=n)
+        code = TWO_EACH + code_of_ranks(arguments, action=TERM, at=step)
+        ranks = on_ranks(code=code, n=n)
         assert statuses(ranks) == [143] * n, ranks
+        n_files = len(list((out / f"training/state-{step:08d}").glob("*.safetensors")))
+        assert n_files == 2  # with HSDP, the first machine writes
         assert losses(out).keys() == {key for key in losses(whole) if key[1] <= step}
     resume_alone(out)
     assert_same(out, whole)
@@ -444,6 +454,7 @@ def test_impossible_run_is_refused_once_before_training(on_ranks, corpus, tmp_pa
         (command("-", out), "cannot share stdin"),
         (command("missing.txt", out), "missing.txt does not exist"),
         (command(corpus, out, "--from", "nowhere"), "nowhere"),
+        (command(corpus, out, "--parallel", "hsdp"), "needs several machines"),
         (command(corpus, out, "--dry-run"), "--dry-run does not support multiple processes"),
     ):
         assert what in error_line(on_ranks(arguments, arguments))
@@ -470,9 +481,9 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 from tgen import distributed
 from tgen.training.optimizers import orthogonalize
-from tgen.training.parallel import all_ranks, one_rank_per_matrix
+from tgen.training.parallel import make_mesh, one_rank_per_matrix
 with distributed.join_process_group():
-    mesh = all_ranks(torch.device("cpu"))
+    mesh = make_mesh(torch.device("cpu"), "fsdp")
     for n, rows, columns in ((5, 6, 4), (1, 7, 9), (2, 4, 4)):
         stack = torch.randn(n, rows, columns, generator=torch.Generator().manual_seed(n))
         wanted = orthogonalize(stack)

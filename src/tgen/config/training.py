@@ -11,7 +11,9 @@ Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["muon", "adamw"]
 MuonScale = Literal["spectral", "adamw"]  # of its updates: singular values of 1, or AdamW's RMS
 LoraTargets = Literal["all", "attention", "feed_forward"]  # matrices of the blocks
-Parallel = Literal["ddp", "fsdp"]  # replicate the model on every rank, or shard it
+# Replicate the model on every rank, shard it over all, or shard it within each machine.
+Parallel = Literal["ddp", "fsdp", "hsdp"]
+SHARDED: tuple[Parallel, ...] = ("fsdp", "hsdp")
 
 # Attention on a CPU, here because the estimate of memory needs it without torch.
 QUERY_CHUNK = 128  # queries of all heads, computed at once; for fewer, torch's kernel suffices

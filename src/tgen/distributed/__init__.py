@@ -24,6 +24,7 @@ from tgen.distributed.process_group import (
     set_mark,
     share,
     short_timeout,
+    shorten_timeout,
 )
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "set_mark",
     "share",
     "short_timeout",
+    "shorten_timeout",
     "total",
 ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
+    from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 _REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have joined
 _POLL_SECONDS = 0.1
@@ -207,11 +207,18 @@ def short_timeout() -> Iterator[None]:
         return
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
-    _set_pg_timeout(_STEP_TIMEOUT)
+    shorten_timeout(None)
     try:
         yield
     finally:
         _set_pg_timeout(_COLLECTIVE_TIMEOUT)
+
+
+def shorten_timeout(group: "ProcessGroup | None") -> None:
+    """Let all later collectives of a group, or of the default one, wait for minutes only."""
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    _set_pg_timeout(_STEP_TIMEOUT, group)
 
 
 def _connect_store(own: Ranks, join_seconds: float) -> "Store":

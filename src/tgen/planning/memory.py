@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgen.config import ModelConfig
-from tgen.config.training import MAX_STORED_LENGTH, QUERY_CHUNK, Parallel, ResolvedTrainConfig
+from tgen.config.training import (
+    MAX_STORED_LENGTH,
+    QUERY_CHUNK,
+    SHARDED,
+    Parallel,
+    ResolvedTrainConfig,
+)
 from tgen.errors import UsageError
 from tgen.planning.costs import (
     FrozenModel,
@@ -83,17 +89,17 @@ def rank_memory(
     frozen: FrozenModel | None = None,
 ) -> RankMemory:
     """Return the bytes of a rank at its peak, for its own `train.batch_size` windows; with `frozen`
-    weights, only an adapter is trained."""
+    weights, only an adapter is trained. With HSDP, `n_ranks` are those of one machine."""
     if frozen is not None:
         return _adapter_memory(model, train, frozen, context=context, on_gpu=on_gpu)
     block, outer, matrices = block_shapes(model), outer_shapes(model), block_matrices(model)
-    n_shards = n_ranks if parallel == "fsdp" else 1
+    n_shards = n_ranks if parallel in SHARDED else 1
     weights = n_elements(outer, n_ranks=n_shards)
     weights += model.n_layers * n_elements(block, n_ranks=n_shards)
     muon, muon_elements = train.optimizer == "muon", n_elements(matrices, n_ranks=n_shards)
     moments = 2 * weights - model.n_layers * muon_elements * muon  # Muon has one moment
     copies = 0
-    if parallel == "fsdp":
+    if parallel in SHARDED:
         gathered = _GATHERED["bfloat16" if on_gpu else train.precision]
         head = model.vocab_size * model.d_model  # other outer gradients come when blocks are done
         copies = gathered * n_elements(block) + 4 * (n_elements(outer) + head)

@@ -95,22 +95,27 @@ def choose_parallel(
     *,
     context: int,
     n_ranks: int,
+    n_local: int = 1,
     memory: int | None,
     on_gpu: bool,
     wanted: Parallel | None = None,
     frozen: FrozenModel | None = None,
 ) -> Parallel:
-    """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP.
+    """Return DDP if it fits into a rank's `memory` (bytes; None: unknown), else FSDP; HSDP, over
+    the `n_local` ranks of each machine, only if `wanted`.
 
     Raises UsageError if neither fits, or if the `wanted` one does not.
     """
     if memory is None:
         return wanted or "ddp"
 
-    needed = partial(rank_memory, model, train, context=context, on_gpu=on_gpu, frozen=frozen)
+    estimate = partial(rank_memory, model, train, context=context, on_gpu=on_gpu, frozen=frozen)
+
+    def needed(parallel: Parallel, ranks: int) -> int:
+        return estimate(parallel=parallel, n_ranks=n_local if parallel == "hsdp" else ranks).total
 
     def fits(parallel: Parallel, ranks: int) -> bool:
-        return needed(parallel=parallel, n_ranks=ranks).total <= USABLE * memory
+        return needed(parallel, ranks) <= USABLE * memory
 
     candidates: list[Parallel] = ["ddp", "fsdp"] if n_ranks > 1 else ["ddp"]
     if wanted:
@@ -118,7 +123,7 @@ def choose_parallel(
     for parallel in candidates:
         if fits(parallel, n_ranks):
             return parallel
-    if wanted == "ddp" and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
+    if wanted in ("ddp", "hsdp") and frozen is None and n_ranks > 1 and fits("fsdp", n_ranks):
         hint = "use --parallel fsdp, which fits"
     else:
         more = 2 * n_ranks
@@ -130,9 +135,8 @@ def choose_parallel(
             else "reduce batch_size, context_length or the model; --set accumulation=N splits a "
             "batch into micro-batches"
         )
-    n_bytes = needed(parallel=parallel, n_ranks=n_ranks).total
     raise UsageError(
-        f"each rank (of {n_ranks:,}) needs {format_bytes(n_bytes)} with "
+        f"each rank (of {n_ranks:,}) needs {format_bytes(needed(parallel, n_ranks))} with "
         f"{parallel.upper()}, but only {USABLE:.0%} of {format_bytes(memory)} can be used",
         hint,
     )

@@ -175,9 +175,18 @@ def is_restarted(out: Path) -> bool:
 
 
 def check_parallel(requested: Parallel | None) -> None:
-    """Raise UsageError if --parallel is requested without torchrun."""
+    """Raise TgenError if ranks cannot share the model as requested; all ranks must call this."""
     if requested and not distributed.launched():
         raise UsageError(
             f"--parallel {requested} needs several processes",
             f"run: torchrun --nproc-per-node N -m tgen train --parallel {requested} ...",
         )
+    if requested == "hsdp":
+        _, n_ranks, _, n_local = distributed.ranks()
+        distributed.assert_same("the number of ranks per machine", str(n_local))
+        if not 1 < n_local < n_ranks:
+            raise UsageError(
+                "--parallel hsdp needs several machines with several ranks each "
+                f"(got {n_ranks} ranks, {n_local} per machine)",
+                "use --parallel fsdp",
+            )

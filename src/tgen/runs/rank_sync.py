@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgen import distributed
-from tgen.config.training import Parallel
+from tgen.config.training import SHARDED, Parallel
 from tgen.corpus.opening import fingerprint
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
@@ -54,15 +54,17 @@ def resolve_parallel(
             f"batch_size: smaller than the number of ranks (got {batch_size}, {n_ranks} ranks)",
             "start fewer processes, or set a larger batch_size",
         )
-    if frozen is not None and requested == "fsdp":
+    if frozen is not None and requested in SHARDED:
         raise UsageError(
-            "--parallel fsdp cannot be combined with LoRA", "use ddp: the base model is not trained"
+            f"--parallel {requested} cannot be combined with LoRA",
+            "use ddp: the base model is not trained",
         )
     return choose_parallel(
         plan.model,
         replace(plan.train, batch_size=-(-batch_size // n_ranks)),
         context=plan.context_length,
         n_ranks=n_ranks,
+        n_local=distributed.ranks().local_world_size,
         memory=memory,
         on_gpu=device.type == "cuda",
         wanted="ddp" if frozen is not None else requested,

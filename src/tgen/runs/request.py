@@ -170,7 +170,8 @@ class RunRequest:
     )
     parallel: Parallel | None = _hardware(
         None,
-        "Storage per torchrun process: the whole model (ddp) or a shard of it (fsdp).",
+        "Storage per torchrun process: the whole model (ddp), a shard of it (fsdp), or a shard "
+        "within the machine (hsdp).",
         "--parallel",
         shown_default="ddp if each process has enough memory",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from tgen import distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.stored_models import is_model_directory
+from tgen.config.training import SHARDED
 from tgen.errors import DivergedError, TgenError, TrainingError
 from tgen.lora import adapter as adapters
 from tgen.lora import layers, model_with_adapter
@@ -306,7 +307,7 @@ class Trainer:
         if adapter is None:
             bundle = model_with_adapter.load(self.out)
             model = Transformer.from_arrays(bundle.config, bundle.arrays)
-            if prepared.parallel != "fsdp":  # with FSDP, a GPU may be too small for the whole model
+            if prepared.parallel not in SHARDED:  # a GPU may be too small for the whole model
                 model = model.to(prepared.device)
             yield model
             return

@@ -1,4 +1,5 @@
-"""Data-parallel training: DDP replicates the model on every rank, FSDP2 shards its tensors by rows.
+"""Data-parallel training: DDP replicates the model on every rank, FSDP2 shards its tensors by rows,
+and HSDP replicates these shards between machines.
 
 Each rank computes the gradients of its own windows of the batch; torch averages them over ranks.
 """
@@ -15,19 +16,28 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tgen import distributed
 from tgen.config.training import Parallel
 from tgen.training.evaluation import LossModule
 
 _SYNC_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, newest first
 
 
-def all_ranks(device: torch.device) -> DeviceMesh:
-    """Return a one-dimensional mesh of all ranks."""
-    return init_device_mesh(device.type, (dist.get_world_size(),))
+def make_mesh(device: torch.device, parallel: Parallel) -> DeviceMesh:
+    """Return a one-dimensional mesh of all ranks; with HSDP, one of machines and of their ranks."""
+    n_ranks, n_local = dist.get_world_size(), distributed.ranks().local_world_size
+    if parallel != "hsdp":
+        return init_device_mesh(device.type, (n_ranks,))
+    shape, names = (n_ranks // n_local, n_local), ("replicate", "shard")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    for group in mesh.get_all_groups():
+        distributed.shorten_timeout(group)
+    return mesh
 
 
 def parallelize(loss_module: LossModule, parallel: Parallel, mesh: DeviceMesh) -> nn.Module:
-    """Return the module that a step calls; `fsdp` turns the model's parameters into DTensors."""
+    """Return the module that a step calls; with FSDP or HSDP, the model's
+    parameters become DTensors."""
     if parallel == "ddp":
         names = inspect.signature(DistributedDataParallel).parameters
         no_sync: dict[str, Any] = {next(n for n in _SYNC_BUFFERS if n in names): False}
@@ -45,8 +55,11 @@ def parallelize(loss_module: LossModule, parallel: Parallel, mesh: DeviceMesh) -
 
 def own_rows(parameter: Tensor) -> slice:
     """Return the rows of a sharded parameter that this rank stores; the last rank may have none."""
-    size = -(-len(parameter) // dist.get_world_size())  # as torch.chunk
-    return slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    size = -(-len(parameter) // mesh.size(mesh.ndim - 1))  # as torch.chunk
+    index = mesh.get_local_rank(mesh.ndim - 1)
+    return slice(index * size, (index + 1) * size)
 
 
 def scatter(whole: Tensor | None, parameter: Tensor) -> None:
@@ -73,20 +86,22 @@ def shard_like(rows: Tensor, parameter: Tensor) -> Tensor:
 
 
 def one_rank_per_matrix(function: Callable[..., Tensor], mesh: DeviceMesh) -> Callable[..., Tensor]:
-    """Distribute a function of matrices (N, m, n) -> (N, m, n): each matrix on one rank."""
+    """Distribute a function of matrices (N, m, n) -> (N, m, n): each matrix on one rank
+    or, with HSDP, on one of each machine."""
+    each_on_one = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
 
     def distributed_function(stack: Tensor, *arguments: Any) -> Tensor:
         if isinstance(stack, DTensor):
             placements = stack.placements
-            local = _redistribute(stack, [Shard(0)])
+            local = _redistribute(stack, each_on_one)
         else:
             placements = (Replicate(),)
             local = DTensor.from_local(stack, mesh, placements, run_check=False)
-            local = local.redistribute(placements=[Shard(0)])
+            local = local.redistribute(placements=each_on_one)
         result = DTensor.from_local(
             function(local.to_local(), *arguments),
             mesh,
-            [Shard(0)],
+            each_on_one,
             run_check=False,
             shape=stack.shape,
             stride=stack.stride(),
@@ -99,5 +114,5 @@ def one_rank_per_matrix(function: Callable[..., Tensor], mesh: DeviceMesh) -> Ca
 
 def _redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     if tensor.device.type == "cpu":  # gloo has no all-to-all, and torch's own fallback warns
-        tensor = tensor.redistribute(placements=[Replicate()])
+        tensor = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
     return tensor.redistribute(placements=placements)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tgen import distributed
 from tgen.config import ModelConfig
-from tgen.config.training import Parallel, ResolvedTrainConfig
+from tgen.config.training import SHARDED, Parallel, ResolvedTrainConfig
 from tgen.lora import layers
 from tgen.lora.layers import frozen_transformer
 from tgen.lora.matrices import NewAdapter, parameter_shapes
@@ -71,8 +71,8 @@ _WEIGHTS = "model/"  # prefix of weights in `own_arrays`; moments have their key
 class TrainState:
     """A model in training, its optimizers and its counters.
 
-    With `parallel` all ranks have a part of it, and all call the same methods. With "fsdp", the
-    model is on the meta device, and its weights are arbitrary until `restore`.
+    With `parallel` all ranks have a part of it, and all call the same methods. If they shard
+    it, the model is on the meta device, and its weights are arbitrary until `restore`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TrainState:
         device: torch.device = _CPU,
         parallel: Parallel | None = None,
     ) -> None:
-        if parallel != "fsdp":
+        if parallel not in SHARDED:
             model = model.to(device)
         self.model, self.parallel = model, parallel
         self.loss_module = LossModule(model, precision=config.precision, compiled=config.compile)
@@ -91,14 +91,14 @@ class TrainState:
         orthogonalize: Orthogonalize = orthogonalize_parts
         if parallel:
             from tgen.training.parallel import (  # seconds to import
-                all_ranks,
+                make_mesh,
                 one_rank_per_matrix,
                 parallelize,
             )
 
-            mesh = all_ranks(device)
+            mesh = make_mesh(device, parallel)
             self.step_loss = parallelize(self.loss_module, parallel, mesh)
-            if parallel == "fsdp":  # only now allocate, one shard per rank
+            if parallel in SHARDED:  # only now allocate, one shard per rank
                 self.step_loss.to_empty(device=device)
                 model.make_tables()
                 model.to(device)
@@ -120,7 +120,7 @@ class TrainState:
 
     def whole_model(self) -> Transformer | None:
         """Return a model with all weights on rank 0, None on the others."""
-        if self.parallel == "fsdp":
+        if self.parallel in SHARDED:
             arrays = self.copy_weights()
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
         return self.model if distributed.is_rank_zero() else None
@@ -152,9 +152,12 @@ class TrainState:
                 yield name, full.cpu().numpy()
 
     def own_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the weights and moments that this rank saves, by name: its rows of those that FSDP
-        shards; all others on rank 0. On a CPU, they share the memory of the state."""
-        is_rank_zero = distributed.is_rank_zero()
+        """Return the weights and moments that this rank saves, by name: its rows of those that are
+        sharded, in the first replica; all others on rank 0. On a CPU, they share the memory of the
+        state."""
+        own, is_rank_zero = distributed.ranks(), distributed.is_rank_zero()
+        if self.parallel == "hsdp" and own.rank >= own.local_world_size:
+            return {}
         return {
             name: local_tensor(tensor.detach()).cpu().numpy()
             for name, tensor in self._tensors()
@@ -173,12 +176,12 @@ class TrainState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        if self.parallel == "fsdp":
+        if self.parallel in SHARDED:
             from tgen.training.parallel import own_rows, shard_like  # seconds to import
         for path, array in arrays.items():
             key, name = path.split("/", 1)
             parameter = parameters[name]
-            is_sharded = self.parallel == "fsdp" and array.shape == parameter.shape
+            is_sharded = self.parallel in SHARDED and array.shape == parameter.shape
             rows = own_rows(parameter) if is_sharded else ...
             tensor = torch.from_numpy(array[rows]).to(parameter.device)
             if path.startswith(_WEIGHTS):
@@ -233,7 +236,7 @@ def new_state(
         model = _first_model(model_config, config, weights, bigram_counts)
     model.activation_checkpointing = config.activation_checkpointing
     state = TrainState(model, config, device=device, parallel=parallel)
-    if parallel == "fsdp" and not restored:
+    if parallel in SHARDED and not restored:
         from tgen.training.parallel import scatter
 
         first = {}
