@@ -12,7 +12,7 @@ import numpy as np
 
 from tgen.checkpoint import model_dir, prompt_cache
 from tgen.checkpoint.hf import generation_config
-from tgen.checkpoint.model_dir import ModelBundle, digest, load_ngrams, stored_dtype
+from tgen.checkpoint.model_dir import ModelBundle, digest, kernels_dtype, load_ngrams
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
 from tgen.config.option import suggest
@@ -57,7 +57,7 @@ def open_model(
             packed = cached.map(bundle.config)
             return LoadedModel(bundle, open_engine(bundle, options, packed=packed), options)
     bundle = load_bundle(path, adapter=adapter)
-    n_weights, stored = sum(a.size for a in bundle.arrays.values()), stored_dtype(bundle)
+    n_weights, stored = sum(a.size for a in bundle.arrays.values()), kernels_dtype(bundle)
     engine = open_engine(bundle, options)
     bundle = replace(bundle, arrays={})  # the engine has them now, perhaps in fewer bits
     store, is_default = None, options.dtype in (None, stored)

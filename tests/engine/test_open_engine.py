@@ -130,7 +130,11 @@ def test_only_the_kernels_choose_the_dtype_of_the_cache():
 def test_weights_keep_the_dtype_of_the_file_by_default():
     arrays = {n: to_bfloat16(a) if a.ndim == 2 else a for n, a in BUNDLE.arrays.items()}
     narrow = replace(BUNDLE, arrays=arrays)
+    half = replace(BUNDLE, arrays={n: a.astype("f2") for n, a in BUNDLE.arrays.items()})
+    with pytest.raises(UsageError, match="dtype float16 needs CUDA"):
+        open_engine(half, EngineOptions(device="cpu", dtype="float16"))
     for bundle, dtype, expected in [
+        (half, None, "float32"),
         (BUNDLE, None, "float32"),
         (narrow, None, "bfloat16"),
         (BUNDLE, "int8", "int8"),

@@ -55,13 +55,24 @@ def test_bfloat16_weights_stay_close(family):
     )
 
 
-def test_bfloat16_matrices_are_never_float32_on_the_device(monkeypatch):
+def test_float16_weights_stay_closer_and_do_not_overflow():
+    model = make_model("gemma3", tied_embeddings=False)
+    exact, text = TorchEngine(model).extend([[1, 2, 3]]), [[1, 2, 3]]
+    half = TorchEngine(model, dtype="float16")
+    assert half._cache.keys[0].dtype == torch.float16
+    assert 0 < np.abs(half.extend(text) - exact).max() < 0.005 * np.abs(exact).max()
+    model.token_embedding.weight.data.fill_(6e4)  # times the scale of embeddings
+    assert np.isfinite(half.clone().extend(text)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_matrices_are_never_float32_on_the_device(monkeypatch, dtype):
     moved = []
     monkeypatch.setattr(
         Transformer, "to", lambda self, _: moved.append(self.token_embedding.weight.dtype)
     )
-    TorchEngine(make_model("qwen3"), dtype="bfloat16", device=torch.device("cpu"))
-    assert moved == [torch.bfloat16]
+    TorchEngine(make_model("qwen3"), dtype=dtype, device=torch.device("cpu"))
+    assert moved == [getattr(torch, dtype)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -30,7 +30,7 @@ from support.families import DISTINCT
 from support.models import VARIED
 from support.models import make_model as make_any_model
 from tgen.checkpoint.dtypes import to_bfloat16
-from tgen.config import FAMILIES, SamplingConfig
+from tgen.config import FAMILIES, SamplingConfig, StoredAs
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.corpus import Batch, PackedRows, TokenDataset, Tokens
 from tgen.engine import cuda_graph
@@ -149,7 +149,7 @@ def losses_of(config: ResolvedTrainConfig, state: TrainState) -> list[float | No
     return [report.loss for report in reports if isinstance(report, StepReport | EvalReport)]
 
 
-def decode(family: str, precision: Precision, device: Device) -> Problems:
+def decode(family: str, precision: StoredAs, device: Device) -> Problems:
     engine = TorchEngine(make_model(family), dtype=precision, device=GPU)
     device.waits.clear()
     found, problems = [], Problems()
@@ -258,6 +258,7 @@ def main() -> None:
     cuda_graph._STEPS_BEFORE_CAPTURE = 3
     with fake_gpu() as device:
         problems["planted"] = planted(device)
+        half = [f"float16: {problem}" for problem in decode("llama", "float16", device)]
         for case in (train, lora, decode):
             found = problems[case.__name__] = []
             for family, precision in runs:
@@ -266,6 +267,7 @@ def main() -> None:
                 except Exception as error:
                     new = [describe(error)]
                 found += [f"{family} {precision}: {problem}" for problem in new]
+    problems["decode"] += half
     json.dump(problems, sys.stdout)
 
 

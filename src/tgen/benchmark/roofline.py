@@ -130,7 +130,7 @@ def _kinds(dtype: StoredAs, on_gpu: bool) -> list["torch.dtype"]:
     import torch
 
     if on_gpu:
-        return [torch.bfloat16 if dtype == "bfloat16" else torch.float32]
+        return [getattr(torch, dtype)]
     small = {"bfloat16": [torch.bfloat16], "int8": [torch.int8], "int4": [torch.int8]}
     return [torch.float32, *small.get(dtype, [])]
 

@@ -88,7 +88,7 @@ def settings_path(path: Path, adapter: Path | None) -> Path:
 
 
 def stored_dtype(bundle: ModelBundle) -> StoredAs:
-    """Return the dtype of the matrices in the file, as an engine stores them."""
+    """Return the dtype of the matrices in the file, as torch stores them on CUDA."""
     if bundle.base_dtype is not None:
         return bundle.base_dtype
     if any(isinstance(a, QuantizedMatrix) and a.has_four_bits for a in bundle.arrays.values()):
@@ -96,7 +96,14 @@ def stored_dtype(bundle: ModelBundle) -> StoredAs:
     if bundle.quantized:
         return "int8"
     matrices = {array.dtype for array in bundle.arrays.values() if array.ndim == 2}
-    return "bfloat16" if matrices == {np.dtype(np.uint16)} else "float32"
+    narrow: dict[Any, StoredAs] = {np.dtype("u2"): "bfloat16", np.dtype("f2"): "float16"}
+    return narrow.get(matrices.pop(), "float32") if len(matrices) == 1 else "float32"
+
+
+def kernels_dtype(bundle: ModelBundle) -> StoredAs:
+    """Return the dtype in which the kernels store the matrices of a file."""
+    dtype = stored_dtype(bundle)
+    return "float32" if dtype == "float16" else dtype
 
 
 def build_metadata_files(

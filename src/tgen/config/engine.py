@@ -37,7 +37,8 @@ class EngineOptions:
     threads: int | None = threads_option(_PANEL)
     dtype: StoredAs | None = option(
         None,
-        "Data type of the weights; int8 and int4 (smallest, fastest, least exact) need a CPU.",
+        "Data type of the weights; float16 needs CUDA, int8 and int4 (smallest, fastest, least "
+        "exact) need a CPU.",
         "--dtype",
         panel=_PANEL,
         shown_default="as stored",

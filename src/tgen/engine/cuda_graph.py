@@ -15,7 +15,12 @@ from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
 _STEPS_BEFORE_CAPTURE = 8  # on the same memory
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
 
 
 class StepCache(KVCache):

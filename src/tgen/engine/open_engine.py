@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tgen.checkpoint.model_dir import ModelBundle, stored_dtype
+from tgen.checkpoint.model_dir import ModelBundle, kernels_dtype, stored_dtype
 from tgen.config import DEFAULT_ENGINE, EngineKind, EngineOptions
 from tgen.engine.base import Engine
 from tgen.errors import UsageError
@@ -56,27 +56,31 @@ def open_engine(
 ) -> Engine:
     """Open an engine with one empty sequence; see `choose_engine`.
 
-    `dtype` is how matrices are stored in memory. None means as in the file, except that float16
-    becomes float32, that the kernels store quantized files as int4 or int8 and CUDA as bfloat16,
-    and that torch uses float32 without CUDA and on GPUs that only emulate bfloat16. `cache_dtype`
-    is how the kernels store keys and values: by default float32 beside float32 weights, else
-    float16. The engine takes ownership of the bundle's arrays; with `packed` weights, it is the
-    kernels with these. Raises UsageError if the device is unavailable or does not support a dtype.
+    `dtype` is how matrices are stored in memory. None means as in the file, except that the
+    kernels store float16 as float32 and quantized files as int4 or int8, CUDA these as bfloat16,
+    and that torch uses float32 without CUDA and instead of bfloat16 that a GPU only emulates.
+    `cache_dtype` is how the kernels store keys and values: by default float32 beside float32
+    weights, else float16. The engine takes ownership of the bundle's arrays; with `packed` weights,
+    it is the kernels with these. Raises UsageError if the device is unavailable or does not support
+    a dtype.
     """
     device: str = options.device
     threads, dtype, cache_dtype = options.threads, options.dtype, options.cache_dtype
     kind = options.kind if packed is None else "kernels"
     if device == "auto" and kind != "kernels":
         n_weights = sum(array.size for array in bundle.arrays.values())
-        small = kind == "auto" and prefers_kernels(sys.platform, n_weights, missing_kernels())
+        may_choose = kind == "auto" and dtype != "float16"
+        small = may_choose and prefers_kernels(sys.platform, n_weights, missing_kernels())
         device = "cpu" if small or runs_on_cpu(device) else _detect_device()
+    if dtype == "float16" and device != "cuda":
+        raise UsageError("dtype float16 needs CUDA", "remove dtype", field="dtype")
     if choose_engine(kind, device, missing_kernels()) == "kernels":
         from tgen.engine.cpu.engine import CpuEngine
         from tgen.engine.cpu.weights import pack_weights
 
         n_threads = min(threads or default_threads(), cpu_count())  # more would only wait
         if packed is None:
-            dtype = dtype or stored_dtype(bundle)
+            dtype = dtype or kernels_dtype(bundle)
             packed = pack_weights(bundle.config, bundle.arrays, dtype, n_threads=n_threads)
         return CpuEngine(packed, n_threads=n_threads, cache_dtype=cache_dtype)
     from tgen.engine.torch_engine import TorchEngine  # imports torch
@@ -87,7 +91,8 @@ def open_engine(
     target = choose_device(device)
     if dtype is None:
         dtype = "bfloat16" if bundle.quantized else stored_dtype(bundle)
-        if target.type != "cuda" or not computes_bfloat16(target):  # older GPUs emulate it slowly
+        is_slow = dtype == "bfloat16" and not computes_bfloat16(target)  # older GPUs emulate it
+        if target.type != "cuda" or is_slow:
             dtype = "float32"
     reason = missing_kernels()
     why = f": {reason}" if reason else ""

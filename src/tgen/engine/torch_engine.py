@@ -1,7 +1,7 @@
 """The reference engine: the torch model and its KV cache, on any device.
 
-With bfloat16 matrices, autocast computes products in bfloat16; norms and rotary tables stay
-float32.
+With bfloat16 or float16 matrices, autocast computes products in their dtype; norms and rotary
+tables stay float32.
 """
 
 import threading
@@ -57,18 +57,18 @@ class TorchEngine(CachingEngine):
         self.cache_dtype = dtype
         self.device = device or model.token_embedding.weight.device
         self._lock = get_graph_lock(self.device)
-        narrow = dtype == "bfloat16"
+        narrow = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
         with self._lock:
-            if narrow:  # before it moves: a GPU never holds the matrices in float32
+            if narrow is not None:  # before it moves: a GPU never holds the matrices in float32
                 for parameter in model.parameters():
                     if parameter.ndim > 1:  # norms, biases and position tables stay float32
-                        parameter.data = parameter.data.bfloat16()
+                        parameter.data = parameter.data.to(narrow)
             if device is not None:
                 model.to(device)
         self._autocast = torch.autocast(
             self.device.type,
-            torch.bfloat16,
-            enabled=narrow,
+            narrow,
+            enabled=narrow is not None,
             cache_enabled=False,  # a CUDA graph must not read casts that will be freed
         )
         self._pass_cost = _CPU_PASS_COST if self.device.type == "cpu" else _GPU_PASS_COST

@@ -171,7 +171,8 @@ def sample(
 
 def not_finite() -> ModelError:
     """Return the error of logits that cannot be sampled from."""
-    return ModelError("the model's logits are not finite", "use another, undamaged model")
+    hint = "use another, undamaged model; if its dtype is float16, set dtype to float32"
+    return ModelError("the model's logits are not finite", hint)
 
 
 def enabled_samplers(

@@ -389,6 +389,8 @@ class Transformer(nn.Module):
         # Padding of a shorter sequence may exceed the storage; its results are discarded.
         positions = positions.clamp(max=n - 1)  # (T,) or (B, T)
         x = self.token_embedding(tokens)  # (B, T, C)
+        if x.dtype == torch.float16:  # sums of many layers may exceed 65504
+            x = x.float()
         if config.embedding_scale != 1:
             x = x * config.embedding_scale
         ropes: dict[Rope | None, tuple[Tensor, Tensor] | None] = {None: None}

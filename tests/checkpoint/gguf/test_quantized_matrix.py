@@ -158,7 +158,7 @@ def test_ram_is_checked_for_what_is_used(tokenizer, tmp_path, monkeypatch):
         open_engine(model_dir.load(path), EngineOptions(device="cpu", threads=1, kind="torch"))
 
 
-def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatch):
+def test_cuda_stores_files_in_sixteen_bits(tokenizer, tmp_path, monkeypatch):
     gpu = SimpleNamespace(major=8, minor=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
     monkeypatch.setattr("tgen.machine.device.choose_device", lambda _: torch.device("cuda"))
@@ -172,7 +172,10 @@ def test_cuda_stores_quantized_files_as_bfloat16(tokenizer, tmp_path, monkeypatc
     assert (
         open_engine(model_dir.load(tmp_path / "model"), EngineOptions(device="cuda")) == "float32"
     )
+    half = model_dir.load(tmp_path / "model")
+    half.arrays.update({n: a.astype("f2") for n, a in half.arrays.items() if a.ndim == 2})
     gpu.major, gpu.minor = 7, 5  # emulates bfloat16
+    assert open_engine(half, EngineOptions(device="cuda")) == "float16"
     assert open_engine(model_dir.load(path), EngineOptions(device="cuda")) == "float32"
 
 

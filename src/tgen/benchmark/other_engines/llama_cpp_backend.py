@@ -25,6 +25,7 @@ _BATCH, _MICRO_BATCH = 2048, 512  # llama-bench's defaults
 _CELLS = 256  # a stream's cache length is a multiple of this
 _TYPES: dict[StoredAs, GgufType] = {
     "float32": "f32",
+    "float16": "f16",
     "bfloat16": "bf16",
     "int8": "q8_0",
     "int4": "q4_0",

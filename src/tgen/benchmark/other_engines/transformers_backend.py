@@ -29,7 +29,7 @@ class TransformersBackend(Backend):
             )
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+        kind = getattr(torch, dtype)
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
         self._model = loaded.eval()
         self._threads, self._tokens = threads, torch.tensor(tokens)

@@ -111,7 +111,7 @@ class BenchOptions:
         metavar="NAME,...",
     )
     dtypes: list[Any] | None = _list_option(
-        "Data types of the weights: float32, bfloat16, int8, int4.",
+        "Data types of the weights: float32, float16, bfloat16, int8, int4.",
         "--dtype",
         "as stored",
         partial(_read_names, get_args(StoredAs)),
