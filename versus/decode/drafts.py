@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft-tokens", type=int, default=128, help="tokens per text of 1.1 B")
     parser.set_defaults(lengths=(100, 500), shapes=("1.1B", "135M"))
     quick = {"rounds": 1, "threads": 1, "lengths": (12,)}
-    quick |= {"shapes": ("tiny", "tiny"), "draft_tokens": 12}
+    quick |= {"shapes": ("12M", "tiny"), "draft_tokens": 12}
     harness.run(measure, harness.parse(parser, arguments, quick))
 
 

@@ -217,7 +217,8 @@ def test_save_writes_what_was_said(either, tmp_path, monkeypatch):
 
 def test_why_shows_the_tokens_of_the_last_answer(either):
     answers = either("What is", "/why", "/retry", "/undo", "/why")
-    header, *rows, note = answers[2][0].splitlines()
+    header, *lines, note = answers[2][0].splitlines()
+    rows = [line for line in lines if not line.startswith(" ")]  # without the rest of long ones
     assert header.split() == ["token", "probability", "rank", "alternatives"]
     assert 1 <= len(rows) <= 8
     assert "before the samplers" in note
