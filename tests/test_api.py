@@ -233,6 +233,12 @@ def test_prompt_cache_serves_every_load_of_its_model_and_no_other_shape(trained)
     cache = tgen.load(trained, threads=1).cache_prompt("What is")
     model = tgen.load(trained, threads=1)
     cache = pickle.loads(pickle.dumps(cache))
+    assert repr(cache) == f"PromptCache({len(cache.tokens)} tokens)"
+    for path in (5, None, ""):
+        with pytest.raises(UsageError, match="path"):
+            model.load_cache(path)
+        with pytest.raises(UsageError, match="path"):
+            model.save_cache(path, cache)
     expected = model.generate("What is", **OPTIONS)
     assert model.generate("What is", prompt_cache=cache, **OPTIONS) == expected
     for changed in (

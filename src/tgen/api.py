@@ -496,11 +496,13 @@ class Model:
         Raises ModelError if another model or dtype computed it.
         """
         _check_type(cache)
+        _check_path(path)
         self._loaded.save_cache(Path(path), cache)
 
     @_named_keywords()
     def load_cache(self, path: str | Path) -> PromptCache:
         """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
+        _check_path(path)
         return self._loaded.load_cache(Path(path))
 
     @_named_keywords()
@@ -571,6 +573,10 @@ def _join(stream: Stream) -> Text:
 def _check_type(cache: Any) -> None:
     valid = isinstance(cache, PromptCache)
     require(valid, "prompt_cache", repr(cache), "a result of cache_prompt or load_cache")
+
+
+def _check_path(path: Any) -> None:
+    require(isinstance(path, (str, Path)) and path != "", "path", repr(path), "a path")
 
 
 def _check_text(name: str, text: Any) -> None:

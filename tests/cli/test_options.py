@@ -174,11 +174,22 @@ def test_other_text_is_not_a_whole_number(text, capsysbinary):
     assert capsysbinary.readouterr().err.decode() == message
 
 
-def test_a_wrong_item_of_a_list_is_named_with_its_choices(capsysbinary):
-    assert run(["inspect", "--view", "heads", "--view", "bogus"]) == 2
-    error, hint = capsysbinary.readouterr().err.decode().splitlines()
-    assert error == "error: --view: invalid value 'bogus'"
-    assert hint.startswith("hint: set --view to one of attention, heads, ")
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ("inspect --view heads --view bogus", "--view: invalid value 'bogus'",
+         "set --view to one of attention, heads, "),
+        ("export x --to onnx", "--to: invalid value 'onnx'", "set --to to one of gguf, tr"),
+        ("inspect extra", "got unexpected extra", 'pass a text as --prompt "TEXT"'),
+        ("serve extra", "got unexpected extra", "name the model as --model NAME"),
+        ("bench extra", "got unexpected extra", "name the model as --model NAME"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_named_with_what_to_write(arguments, error, hint, capsysbinary):
+    assert run(arguments.split()) == 2
+    lines = capsysbinary.readouterr().err.decode().splitlines()
+    assert lines[0].startswith(f"error: {error}")
+    assert lines[1].startswith(f"hint: {hint}")
 
 
 def test_help_shows_a_default_of_zero(capsysbinary):

@@ -118,6 +118,7 @@ def test_only_the_selected_parts_and_layers_are_stored(monkeypatch, trained):
     ("layer", "parts", "message"),
     [
         ("2", "residual", "--layer: out of range .got 2"),
+        ("", "residual", "--layer: "),
         (None, "residuals", "--parts: not available .got 'residuals'"),
         (None, "", "--parts: not available .got ''"),
         ("1", "logits,final_norm", "--layer: no effect on logits and final_norm"),

@@ -121,6 +121,16 @@ def test_whole_numbers_become_floats():
         assert type(config(weight_decay=2**70).weight_decay) is float
 
 
+def test_a_tokenizer_that_changes_the_text_is_noted(text_run, tmp_path):
+    tokenizer = json.loads((text_run / "tokenizer.json").read_text())
+    for kind, is_noted in (("NFC", False), ("Lowercase", True)):
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(tokenizer | {"normalizer": {"type": kind}}))
+        options = {"tokenizer": str(path), "train": TrainConfig(steps=1), "overwrite": True}
+        notes = start_run(request(tmp_path, "other", **options)).notes
+        assert any(f"is learned ({kind})" in note for note in notes) == is_noted
+
+
 def test_tokenizer_of_a_directory_has_its_end_of_text(text_run, tmp_path):
     """As named by tokenizer_config.json, else by generation_config.json or config.json."""
     tokenizer = json.loads((text_run / "tokenizer.json").read_text())

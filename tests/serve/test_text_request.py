@@ -123,6 +123,12 @@ def test_limits_of_floats_are_shown_without_decimals() -> None:
         parse(b'{"prompt": "Hi", "temperature": 3}', CompletionRequest, "m")
 
 
+@pytest.mark.parametrize("name", ["ban_eos_token", "max_completion_tokens", "options"])
+def test_no_other_word_is_suggested(name: str) -> None:
+    with pytest.raises(HttpError, match=rf"unknown field '{name}'$"):
+        parse(json.dumps({"prompt": "Hi", name: 1}).encode(), CompletionRequest, "m")
+
+
 def test_no_field_without_an_effect_is_suggested() -> None:
     with pytest.raises(HttpError, match=r"unknown field 'prompt'$"):
         parse(chat(prompt="Hi"), ChatRequest, "m")

@@ -42,10 +42,10 @@ Exit status: 0 success (also when the reader closed the pipe), 1 failure, 2 usag
 
 If an option is given twice, the last value counts, with a warning; some options are repeatable."""
 _DISTRIBUTED = ("train", "generate")  # commands that torchrun may start
-_TAKES_ARGUMENTS = (
-    *("tgen sweep", "tgen export", "tgen score", "tgen compare", "tgen tokenize"),
-    "tgen models",
-)
+_INSTEAD_OF_ARGUMENTS = {
+    **dict.fromkeys(("tgen generate", "tgen inspect"), 'pass a text as --prompt "TEXT"'),
+    **dict.fromkeys(("tgen bench", "tgen serve"), "name the model as --model NAME"),
+}
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",
@@ -61,9 +61,8 @@ class _LightStart:
         """Return the parameters, whose values stay text: `options.make_command` converts them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for one in parameters:
-            if not one.required:  # Typer reports missing ones
-                # Typer takes no other classes for its parameters: the method is replaced in each.
-                one.process_value = partial(_keep_text, one)
+            # Typer takes no other classes for its parameters: the method is replaced in each.
+            one.process_value = partial(_keep_text, one)
         return parameters
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
@@ -75,6 +74,8 @@ class _LightStart:
 
 def _keep_text(parameter: Any, context: Any, value: Any) -> Any:
     """Return the value as it was typed; Typer would import pydantic to convert it."""
+    if parameter.required and value in (None, ()):  # which Typer reports
+        return type(parameter).process_value(parameter, context, value)
     callback = parameter.callback
     return callback(context, parameter, value) if callback else value
 
@@ -243,8 +244,8 @@ def _report_usage(error: TyperException, arguments: list[str]) -> int:
         hint = (
             f"run `{command or 'tgen'} --help` to list the {'options' if command else 'commands'}"
         )
-        if "extra argument" in message and command not in _TAKES_ARGUMENTS:
-            hint = 'pass a text as --prompt "TEXT"'
+        if "extra argument" in message:
+            hint = _INSTEAD_OF_ARGUMENTS.get(command, hint)
         console.print_error(message[:1].lower() + message[1:], hint)
     return error.exit_code
 

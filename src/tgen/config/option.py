@@ -159,7 +159,7 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the hint for a misspelled option, or "" if no known one is similar."""
-    similar = get_close_matches(name, known, 1)
+    similar = get_close_matches(name, known, 1, cutoff=0.75)  # another word is no misspelling
     return f"did you mean {similar[0]}?" if similar else ""
 
 

@@ -206,7 +206,7 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
             "pip install 'tgen-lm[tables]', or save the table as CSV",
         )
     copy = source.copy()
-    # As a script, it imports nothing of this package.
+    # As a script, it imports little besides pyarrow.
     child = Child(str(Path(__file__).with_name("table_child.py")), kind, *wanted, stdin=copy)
     seconds = _SECONDS + source.n_bytes // _BYTES_PER_SECOND
     columns: list[str] | None = None

@@ -96,7 +96,8 @@ def _attention(inspector: Inspector, options: ViewOptions, _: Progress) -> ViewO
 
 
 def _rollout(inspector: Inspector, options: ViewOptions, _: Progress) -> ViewOutput:
-    layers = parse_indices("--layer", options.layer or "-1", inspector.config.n_layers)
+    chosen = "-1" if options.layer is None else options.layer
+    layers = parse_indices("--layer", chosen, inspector.config.n_layers)
     reports = [report for report in inspector.rollout() if report.layer in layers]
     return _weights(reports, rollout_map, inspector, options)
 

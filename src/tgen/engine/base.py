@@ -24,6 +24,9 @@ class PromptCache(NamedTuple):
     values: Floats
     model: "ModelIdentity | None" = None  # the model that computed them, if known
 
+    def __repr__(self) -> str:
+        return f"PromptCache({len(self.tokens):,} tokens)"
+
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of tokens that two texts share at their start."""

@@ -110,13 +110,14 @@ class Inspector:
         The default "auto" selects the most focused head, or the last layer for a given head.
         Raises UsageError for texts that `parse_indices` does not accept.
         """
-        layers = parse_indices("--layer", layer or "all", self.config.n_layers)
+        layers = parse_indices("--layer", "all" if layer is None else layer, self.config.n_layers)
         if head is None and default == "auto":
             return [self.most_focused_head(layers)]
         if head == "mean":
             heads: list[int | None] = [None]
         else:
-            heads = list(parse_indices("--head", head or default, self.config.n_heads))
+            chosen = default if head is None else head
+            heads = list(parse_indices("--head", chosen, self.config.n_heads))
         if layer is None and default == "auto":
             layers = layers[-1:]
         return [(layer, head) for layer in layers for head in heads]
@@ -261,7 +262,7 @@ class Inspector:
         Raises UsageError for other texts, ModelError if the arrays do not fit into RAM.
         """
         names = parse_parts("--parts", "residual" if parts is None else parts, PARTS)
-        layers = parse_indices("--layer", layer or "all", self.config.n_layers)
+        layers = parse_indices("--layer", "all" if layer is None else layer, self.config.n_layers)
         if layer is not None and set(names) <= {"final_norm", "logits"}:
             raise UsageError(f"--layer: no effect on {' and '.join(names)}", "remove --layer")
         check_ram(

@@ -263,6 +263,8 @@ def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
         request, config, model_fields, machine, base, text, started_at
     )
     notes = [*(base.bundle.warnings if base.bundle else ()), *few_rows, *text.notes, *plan.notes]
+    if lossy := [name for name in text.tokenizer.spec.normalizers if name != "NFC"]:
+        notes.append(f"the tokenizer changes the text before it is learned ({', '.join(lossy)})")
     baseline_text = text.comparable
     if baseline_text is not None and not _fits_baselines(baseline_text, config):
         baseline_text = None
