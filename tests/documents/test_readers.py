@@ -56,7 +56,7 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
     assert left_out == {"table without text": 1, "picture": 1}
 
 
-def test_docx_keeps_brackets_and_signs_of_equations(read):
+def test_docx_keeps_brackets_signs_and_raised_parts_of_equations(read):
     run = "<m:r><m:t>{}</m:t></m:r>"
     inside = f"<m:e>{run.format('x')}</m:e>"
     call = f"{run.format('f')}<m:d><m:dPr/>{inside}</m:d>"
@@ -66,8 +66,12 @@ def test_docx_keeps_brackets_and_signs_of_equations(read):
         f"<m:nary><m:naryPr>{sign}</m:naryPr>{inside}</m:nary>"
         for sign in ('<m:chr m:val="\u2211"/>', "")
     )
-    equation = f"<m:oMath>{call}{size}{part}{sums}</m:oMath>"
-    assert read("a.docx", make_docx(f"<w:p>{equation}</w:p>"))[0] == "f(x)|x|a/b\u2211x\u222bx"
+    raised = f"<m:sup>{run.format('2')}</m:sup><m:sub/>{run.format('y')}"
+    equation = f"<m:oMath>{call}{size}{part}{sums}{raised}</m:oMath>"
+    symbol = '<w:r><w:sym w:font="Wingdings" w:char="F04A"/></w:r>'
+    text, left_out = read("a.docx", make_docx(f"<w:p>{equation}{symbol}</w:p>"))
+    assert text == "f(x)|x|a/b\u2211x\u222bx^2y"
+    assert left_out == {"symbol": 1}
     nested = size.replace(inside, f"<m:e><m:d>{inside}</m:d></m:e>")
     contents = paragraph(nested, part, style="TOC1")
     assert read("b.docx", make_docx(contents + paragraph(nested)))[0] == "|(x)|"

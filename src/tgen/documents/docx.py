@@ -12,6 +12,7 @@ _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of t
     *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPr"),
 }  # fmt: skip
 _TABLE_PARTS: dict[str, TablePart] = {"tbl": "table", "tr": "row", "tc": "cell"}
+_RAISED = {"sup": "^", "sub": "_"}  # what is written before parts of equations that have text
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "noBreakHyphen": "\u2011"}
 
 
@@ -58,7 +59,7 @@ def _read_body(
 ) -> None:
     fields: list[bool] = []  # that are open: whether each is a table of contents
     brackets: list[dict[str, str]] = []  # of the open parts of equations
-    sign = ""  # of a sum or an integral
+    sign = raised = ""  # of a sum or an integral; before the next text
     in_text = in_instruction = in_list = was_list = in_contents = False
 
     def add(text: str) -> None:
@@ -70,7 +71,8 @@ def _read_body(
             if in_instruction and fields:
                 fields[-1] |= name.split()[:1] == ["TOC"]
             elif in_text:
-                add(name)
+                add(raised + name)
+                raised = ""
         elif kind == "start":
             if name == "p":
                 builder.paragraph()
@@ -93,6 +95,10 @@ def _read_body(
                 sign = attributes.get("val", "\u222b")
             elif name == "den":
                 add("/")
+            elif name in _RAISED:
+                raised = _RAISED[name]
+            elif name == "sym":  # of a font of its own: no character
+                left_out["symbol"] += 1
             elif name in _CHARACTERS:
                 add(_CHARACTERS[name])
             elif name in ("br", "cr"):
@@ -120,6 +126,8 @@ def _read_body(
             add(brackets.pop()["endChr"])
         elif name == "naryPr":
             add(sign)
+        elif name in _RAISED:
+            raised = ""
         elif name == "txbxContent":
             builder.end_aside()
         elif name == "p":
