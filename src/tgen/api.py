@@ -182,7 +182,7 @@ def train(
     paths = [corpus] if isinstance(corpus, (str, Path)) else list(corpus)
     for path in paths:
         require(isinstance(path, (str, Path)), "corpus", repr(path), "a path or a list of paths")
-    require(isinstance(out, (str, Path)) and out != "", "out", repr(out), "a path")
+    _check_path("out", out)
     request: dict[str, Any] = {"corpus": [str(path) for path in paths], "out": Path(out)}
     config, shape, reading = {}, {}, {}
     if {"steps", "minutes"} <= set(options):
@@ -496,13 +496,13 @@ class Model:
         Raises ModelError if another model or dtype computed it.
         """
         _check_type(cache)
-        _check_path(path)
+        _check_path("path", path)
         self._loaded.save_cache(Path(path), cache)
 
     @_named_keywords()
     def load_cache(self, path: str | Path) -> PromptCache:
         """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
-        _check_path(path)
+        _check_path("path", path)
         return self._loaded.load_cache(Path(path))
 
     @_named_keywords()
@@ -575,8 +575,8 @@ def _check_type(cache: Any) -> None:
     require(valid, "prompt_cache", repr(cache), "a result of cache_prompt or load_cache")
 
 
-def _check_path(path: Any) -> None:
-    require(isinstance(path, (str, Path)) and path != "", "path", repr(path), "a path")
+def _check_path(name: str, path: Any) -> None:
+    require(isinstance(path, (str, Path)) and path != "", name, repr(path), "a path")
 
 
 def _check_text(name: str, text: Any) -> None:
