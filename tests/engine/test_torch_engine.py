@@ -12,10 +12,10 @@ PROMPTS = [[1, 2, 3], [7], [4, 5, 6, 7, 8, 9]]
 
 
 @torch.inference_mode()
-def step(engine, tokens):
-    """Append a token to each sequence as on a GPU, with fixed shapes."""
+def step(engine, tokens, width=1):
+    """Append tokens to each sequence as on a GPU, with fixed shapes."""
     with engine._autocast:
-        return engine._graphed_step.step(tokens).float().cpu().numpy()
+        return engine._graphed_steps[width].step(tokens).float().cpu().numpy()
 
 
 def test_step_equals_extension_by_one_token(family):
@@ -30,12 +30,34 @@ def test_step_equals_extension_by_one_token(family):
             for engine in (one, other):
                 engine.select([2, 0])
                 engine.rewind([10, 66])
-        tokens = random.integers(0, 300, len(one.lengths)).tolist()
-        expected = one.extend([[token] for token in tokens])
+        tokens = random.integers(0, 300, (len(one.lengths), 1)).tolist()
+        expected = one.extend(tokens)
         np.testing.assert_allclose(step(other, tokens), expected, rtol=0, atol=1e-6)
         assert other.lengths == one.lengths
     prompt = [[5, 6], [7]]
     np.testing.assert_allclose(other.extend(prompt), one.extend(prompt), rtol=0, atol=1e-6)
+
+
+def test_padded_steps_with_drafts_equal_extension(family):
+    model = make_model(family, context_length=100).double()
+    one, other = TorchEngine(model), TorchEngine(model)
+    for engine in (one, other):
+        engine.select([0, 0, 0])
+        engine.extend([[*range(1, 50)], *PROMPTS[1:]])
+    random = np.random.default_rng(0)
+    for width in (4, 1, 8, 4, 2, 8, 16):  # past the first capacity of the cache
+        tokens = [random.integers(0, 300, n).tolist() for n in random.integers(1, width + 1, 3)]
+        expected = one.extend(tokens, every_position=True)
+        np.testing.assert_allclose(step(other, tokens, width), expected, rtol=0, atol=1e-6)
+        accepted = [
+            length - int(random.integers(0, len(new)))
+            for length, new in zip(one.lengths, tokens, strict=True)
+        ]
+        for engine in (one, other):
+            engine.rewind(accepted)
+    assert other._graphed_steps[16].has_room
+    other.extend([[1] * (85 - max(other.lengths))] * 3)
+    assert not other._graphed_steps[16].has_room
 
 
 def test_bfloat16_weights_stay_close(family):
@@ -47,11 +69,11 @@ def test_bfloat16_weights_stay_close(family):
     expected, logits = (engine.extend(text, every_position=True) for engine in (exact, narrow))
     assert 0 < np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
     narrow.extend([[1]])
-    step(narrow, [2])
+    step(narrow, [[2]])
     fresh = TorchEngine(make_model(family), dtype="bfloat16")
     at_once = fresh.extend([[*text[0], 1, 2, 3]])
     np.testing.assert_allclose(
-        step(narrow, [3]), at_once, rtol=0, atol=0.1 * np.abs(expected).max()
+        step(narrow, [[3]]), at_once, rtol=0, atol=0.1 * np.abs(expected).max()
     )
 
 
@@ -85,7 +107,18 @@ def test_cuda_graph_equals_plain_steps(family):
     for token in range(200):
         logits, expected = on_gpu.extend([[token]]), plain.extend([[token]])
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
-    assert on_gpu._graphed_step._graph is not None
+    assert on_gpu._graphed_steps[1]._graph is not None
+    for engine in (on_gpu, plain):
+        engine.rewind([100])
+    for turn in range(20):
+        tokens = [list(range(turn, turn + 3 + turn % 2))]
+        logits, expected = (
+            engine.extend(tokens, every_position=True) for engine in (on_gpu, plain)
+        )
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
+        for engine in (on_gpu, plain):
+            engine.rewind([102 + turn])
+    assert on_gpu._graphed_steps[4]._graph is not None
 
 
 def count_computed_tokens(engine, monkeypatch) -> list[int]:
@@ -168,8 +201,8 @@ def test_steps_skip_storage_that_no_sequence_uses(family):
     for indices in ([0, 1, 2, 3], [0, 3, 2], [2, 0], [0, 1, 0, 1]):
         for one in (engine, plain):
             one.select(indices)
-        tokens = list(range(len(indices)))
-        expected = plain.extend([[token] for token in tokens])
+        tokens = [[token] for token in range(len(indices))]
+        expected = plain.extend(tokens)
         np.testing.assert_allclose(step(engine, tokens), expected, rtol=0, atol=1e-6)
 
 

@@ -155,8 +155,9 @@ def decode(family: str, precision: StoredAs, device: Device) -> Problems:
     found, problems = [], Problems()
     for text in texts(engine):
         found.append(text)
-        if len(found) == 2 and engine._graphed_step._graph is None:
-            problems.append("no graph was captured")
+        width = {2: 1, 4: 4}.get(len(found))
+        if width is not None and engine._graphed_steps[width]._graph is None:
+            problems.append(f"no graph was captured for {width} tokens")
     if precision == "float32":
         with _disable_current_modes():
             expected = list(texts(TorchEngine(make_model(family))))
@@ -178,7 +179,8 @@ def decode(family: str, precision: StoredAs, device: Device) -> Problems:
 
 
 def texts(engine: TorchEngine) -> Iterator[list[tuple[int, int]]]:
-    """Yield texts with drafts, by a graph, and from a prompt cache: sequences and their tokens."""
+    """Yield texts with drafts, by a graph, from a prompt cache, and by a graph with drafts:
+    sequences and their tokens."""
     prompts = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 9], [1, 2, 3, 4, 9], [7]]
     for drafts, n in ((NgramDrafter(), 4), (None, 6)):
         sampling = SamplingConfig(max_new_tokens=n, top_p=0.9)
@@ -190,6 +192,11 @@ def texts(engine: TorchEngine) -> Iterator[list[tuple[int, int]]]:
         engine, make_source([request]), batch_size=1, vocabulary=Vocabulary(), prompt_cache=cache
     )
     yield [(token.sequence, token.id) for token in tokens]
+    engine.select([0], [2])
+    for _ in range(5):
+        logits = engine.extend([[1, 2, 3]], every_position=True)
+        engine.rewind([2])
+    yield [(0, int(token)) for token in logits.argmax(-1)]
 
 
 def waits_outside(device: Device, *functions: str) -> Problems:

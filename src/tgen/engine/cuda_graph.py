@@ -2,9 +2,12 @@
 
 A graph repeats the same work on the same memory. A step therefore has its tokens and positions in
 fixed tensors, writes keys and values by position, and attends over the whole capacity of the cache,
-with a mask. The graph is captured after some steps on the same cache, and used only if its first
-logits match those of the step without it.
+with a mask. Steps that verify drafts are padded to a power of two, and each has its own graph. A
+graph is captured after some steps on the same cache, and used only if its first logits match those
+of the step without it.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,63 +27,80 @@ _TOLERANCE = {
 
 
 class StepCache(KVCache):
-    """A view of a KVCache's storage for one more token per sequence, with fixed shapes."""
+    """A view of a KVCache's storage for T more tokens per sequence, with fixed shapes.
 
-    def __init__(self, cache: KVCache) -> None:
+    A sequence with fewer tokens is padded: later tokens replace the padding before any sees it.
+    """
+
+    def __init__(self, cache: KVCache, n_new: int) -> None:
         self.keys, self.values = cache.keys, cache.values
         self.capacity = cache.capacity
         n_rows, device = cache.n_stored, self.keys[0].device  # also those without a sequence
-        self.position = torch.zeros(n_rows, 1, dtype=torch.long, device=device)
+        self.positions = torch.zeros(n_rows, n_new, dtype=torch.long, device=device)
 
     def extend(self, n_new: int) -> Tensor:
-        """Return the positions (B, 1)."""
-        assert n_new == 1
-        return self.position
+        """Return the positions (B, T)."""
+        assert n_new == self.positions.shape[1]
+        return self.positions
 
     def mask(self, window: int | None) -> Tensor:
-        """Return the attention mask (B, 1, 1, S)."""
-        return causal_mask(self.position, self.capacity, window)[:, None]
+        """Return the attention mask (B, 1, T, S)."""
+        return causal_mask(self.positions, self.capacity, window)[:, None]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, n_kv_heads, 1, D); return the whole storage (B, n_kv_heads, S, D)."""
+        """Store k and v (B, n_kv_heads, T, D); return the whole storage (B, n_kv_heads, S, D)."""
         keys, values = self.keys[layer], self.values[layer]
-        index = self.position[:, None, :, None].expand_as(k)
+        index = self.positions[:, None, :, None].expand_as(k)
         keys.scatter_(2, index, k.to(keys.dtype))
         values.scatter_(2, index, v.to(values.dtype))
         return keys[:, :, : self.capacity], values[:, :, : self.capacity]
 
 
 class GraphedStep:
-    """Decoding steps of one model and cache, as a CUDA graph if possible."""
+    """Steps of up to `width` tokens per sequence, of one model and cache, as a CUDA graph if
+    possible."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self._model, self.cache = model, cache
+    def __init__(self, model: Transformer, cache: KVCache, width: int) -> None:
+        self._model, self.cache, self._width = model, cache, width
         self._memory: Tensor | None = None  # storage of the last steps
         self._view: StepCache | None = None
         self._n_steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._failed = False  # the graph's logits differed: do not try again
 
+    @property
+    def has_room(self) -> bool:
+        """Whether every sequence, padded, fits the context."""
+        return max(self.cache.lengths) + self._width <= self.cache.context_length
+
     def forget_old_storage(self) -> None:
         """Drop the graph if the cache has new storage, so that the old one is freed."""
         if self._memory is not self.cache.keys[0]:
             self._memory = self._graph = self._view = None
 
-    def step(self, tokens: list[int]) -> Tensor:
-        """Append a token to each sequence; return logits (B, V)."""
-        self.cache.reserve(max(self.cache.lengths) + 1)
+    def step(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Append tokens to each sequence; return logits after each, (sum of counts, V)."""
+        self.cache.reserve(max(self.cache.lengths) + self._width)
         if self._view is None or self._memory is not self.cache.keys[0]:
             self._memory, self._n_steps, self._graph = self.cache.keys[0], 0, None
-            self._view = StepCache(self.cache)
-            self._tokens = torch.zeros_like(self._view.position)
+            self._view = StepCache(self.cache, self._width)
+            self._tokens = torch.zeros_like(self._view.positions)
         self._n_steps += 1
-        n = len(tokens)
-        self._tokens[:n].copy_(torch.tensor(tokens)[:, None])
-        self._view.position[:n].copy_(torch.tensor(self.cache.lengths)[:, None])
-        self.cache.lengths = [length + 1 for length in self.cache.lengths]
+        padded = [[*new, *[0] * (self._width - len(new))] for new in tokens]
+        first = torch.tensor(self.cache.lengths)[:, None]
+        self._tokens[: len(tokens)].copy_(torch.tensor(padded))
+        self._view.positions[: len(tokens)].copy_(first + torch.arange(self._width))
+        counts = [len(new) for new in tokens]
+        self.cache.lengths = [old + n for old, n in zip(self.cache.lengths, counts, strict=True)]
+        logits = self._run().flatten(0, 1)  # (B * T, V)
+        if self._width == 1:
+            return logits[: len(tokens)]
+        return logits[[row * self._width + i for row, n in enumerate(counts) for i in range(n)]]
+
+    def _run(self) -> Tensor:
         if self._graph is not None:
             self._graph.replay()
-            return self._logits[:n]
+            return self._logits
         logits = self._compute()
         on_gpu = logits.device.type == "cuda"
         if on_gpu and self._n_steps == _STEPS_BEFORE_CAPTURE and not self._failed:
@@ -88,13 +108,13 @@ class GraphedStep:
                 self._capture(logits)
             except RuntimeError:  # out of memory, or an operation that cannot be captured
                 self._failed = True
-        return logits[:n]
+        return logits
 
     def _compute(self) -> Tensor:
         keys = self.cache.keys[0]
         with use_step_kernels(keys.device, keys.dtype):
             x = self._model.hidden_states(self._tokens, cache=self._view)
-        return self._model.logits(x[:, -1])
+        return self._model.logits(x)
 
     def _capture(self, expected: Tensor) -> None:
         """Capture a step that has just run: repeating it writes the same numbers."""

@@ -22,7 +22,7 @@ from tgen.model.transformer import Transformer
 
 # Padding, in tokens, that costs as much as one more pass, which reads all weights.
 _CPU_PASS_COST, _GPU_PASS_COST = 16, 256
-
+_STEP_WIDTHS = (1, 2, 4, 8, 16)  # tokens per sequence: a token, or with its drafts
 
 _gpu_locks: dict[torch.device, threading.Lock] = {}
 
@@ -80,7 +80,9 @@ class TorchEngine(CachingEngine):
         dtype = weight.dtype if isinstance(weight, nn.Parameter) else torch.float32  # frozen ones
         with self._lock:
             self._cache = KVCache(self.model.config, 1, device=self.device, dtype=dtype)
-        self._graphed_step = GraphedStep(self.model, self._cache)
+        self._graphed_steps = {
+            width: GraphedStep(self.model, self._cache, width) for width in _STEP_WIDTHS
+        }
 
     @property
     def weight_bytes(self) -> int:
@@ -114,8 +116,10 @@ class TorchEngine(CachingEngine):
             if not every_position and len(group_by_count(counts, self._pass_cost)) > 1:
                 self._hidden_states([new[:-1] for new in tokens])
                 tokens, counts = [new[-1:] for new in tokens], [1] * len(tokens)
-            if self.device.type == "cuda" and max(counts) == 1 and not every_position:
-                return _to_numpy(self._graphed_step.step([new[0] for new in tokens]))
+            width = 1 << (max(counts) - 1).bit_length()
+            step = self._graphed_steps.get(width) if every_position or width == 1 else None
+            if self.device.type == "cuda" and step is not None and step.has_room:
+                return _to_numpy(step.step(tokens))
             x = self._hidden_states(tokens)
             rows = torch.cat(x) if every_position else torch.stack([part[-1] for part in x])
             return _to_numpy(self.model.logits(rows))
@@ -127,7 +131,11 @@ class TorchEngine(CachingEngine):
             self._cache.select(list(indices))
             if lengths is not None:
                 self._cache.rewind(lengths)
-            self._graphed_step.forget_old_storage()
+            self._forget_old_storage()
+
+    def _forget_old_storage(self) -> None:
+        for step in self._graphed_steps.values():
+            step.forget_old_storage()
 
     def keys_and_values(self) -> tuple[Floats, Floats]:
         """Return the first sequence's keys and values, each (L, n_kv_heads, n, D)."""
@@ -140,7 +148,7 @@ class TorchEngine(CachingEngine):
         """Replace everything with one sequence that has these keys and values."""
         with self._lock:
             self._cache.restore(torch.from_numpy(keys), torch.from_numpy(values))
-            self._graphed_step.forget_old_storage()
+            self._forget_old_storage()
 
     def _hidden_states(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         """Append tokens, or none, to each sequence; return the hidden states (n_i, C) of each."""
