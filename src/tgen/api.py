@@ -34,17 +34,10 @@ from tgen.config import (
     raw,
 )
 from tgen.config.input_files import Reading
-from tgen.config.option import (
-    check_combinations,
-    check_ranges,
-    flag_values,
-    replace_flags,
-    require,
-    suggest,
-)
+from tgen.config.option import check_combinations, check_ranges, flag_values, replace_flags, require
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache
-from tgen.errors import TgenError, UsageError
+from tgen.errors import TgenError, UsageError, suggest
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import Decoding, LoadedModel, open_model

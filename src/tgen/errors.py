@@ -12,7 +12,10 @@
     └── RankError                 the error of another rank, already printed
 
 An error has two lines: `message` names what is wrong and the value, `hint` says what to do.
+`suggest` returns a hint for a misspelled name.
 """
+
+from collections.abc import Iterable
 
 _MAX_LENGTH = 1000  # characters of a message or hint, which may contain a value of any size
 
@@ -88,3 +91,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is Python's or one of torch's two out-of-memory errors."""
     is_known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_known_type or "allocate memory" in str(error)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the hint for a misspelled name, or "" if no known one is similar."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(name, known, 1, cutoff=0.75)  # another word is no misspelling
+    return f"did you mean {similar[0]}?" if similar else ""

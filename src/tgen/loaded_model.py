@@ -15,10 +15,9 @@ from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.model_dir import ModelBundle, digest, kernels_dtype, load_ngrams
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import DEFAULT_ENGINE, Draft, EngineOptions, SamplingConfig, raw
-from tgen.config.option import suggest
 from tgen.engine.base import Engine, Logits, PromptCache, common_prefix_length
 from tgen.engine.open_engine import find_cached, open_engine, prepare_store
-from tgen.errors import ModelError, UsageError
+from tgen.errors import ModelError, UsageError, suggest
 from tgen.generation.logprobs import TokenLogprobs, TokenScores, score_prompt, score_stream
 from tgen.generation.loop import (
     Drafter,

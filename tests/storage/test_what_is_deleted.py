@@ -33,7 +33,7 @@ PLACES = {
     "checkpoint/export": "export_gguf export_transformers",
     # A card that tgen wrote and nobody edited, or a new one: tests/runs/test_model_card.py
     "checkpoint/model_card": "save",
-    "runs/removal": "remove_model",
+    "runs/remove_model": "remove_model",
     # A file that was found to be a prompt cache: COMMANDS
     "checkpoint/prompt_cache": "save",
     # A file that the user names, unless it belongs to a model: COMMANDS

@@ -235,7 +235,7 @@ def _remove(name: str, options: ModelsOptions) -> None:
         WEIGHTS_DIRECTORY,
         find_model,
     )
-    from tgen.runs.removal import check_removable, remove_model
+    from tgen.runs.remove_model import check_removable, remove_model
 
     path, found_by = find_model(name)
     if found_by in (CHECKPOINT, WEIGHTS_DIRECTORY):

@@ -23,8 +23,8 @@ import typer
 
 from tgen.cli import console
 from tgen.config import DEFAULT_ENGINE, EngineOptions
-from tgen.config.option import check_combinations, check_ranges, option, suggest
-from tgen.errors import TgenError, UsageError
+from tgen.config.option import check_combinations, check_ranges, option
+from tgen.errors import TgenError, UsageError, suggest
 from tgen.storage.files import output_problem
 
 

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from tgen.config.option import suggest
-from tgen.errors import UsageError
+from tgen.errors import UsageError, suggest
 
 # Parts of a layer that `tgen inspect` can replace, and others of which there are activations.
 PATCHED_PARTS = ("residual", "attention", "feed_forward", "heads")

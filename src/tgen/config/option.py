@@ -7,9 +7,8 @@ Python API all come from the same declaration.
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
-from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -155,12 +154,6 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         message, hint = f"{name}: invalid value {value!s:.60}", f"set {name} to {expected}"
         raise UsageError(message, hint, field=name)
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the hint for a misspelled option, or "" if no known one is similar."""
-    similar = get_close_matches(name, known, 1, cutoff=0.75)  # another word is no misspelling
-    return f"did you mean {similar[0]}?" if similar else ""
 
 
 def flag_values(*configs: type) -> dict[str, tuple[str, Collection[str] | None]]:

@@ -14,8 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from tgen.config.option import suggest
-from tgen.errors import TgenError, TrainingError, UsageError
+from tgen.errors import TgenError, TrainingError, UsageError, suggest
 from tgen.experiments.intervals import mean_interval
 from tgen.experiments.run_summary import CHOSEN_BY_SPEED, summarize_run
 from tgen.reports.comparison import (

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from tgen import distributed
 from tgen.config import ModelConfig
-from tgen.config.option import MAX_WHOLE, require, suggest
+from tgen.config.option import MAX_WHOLE, require
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
-from tgen.errors import TrainingError, UsageError
+from tgen.errors import TrainingError, UsageError, suggest
 from tgen.planning.budget import n_steps
 from tgen.planning.plan import Plan, check_settings, settings_without_effect
 from tgen.runs.chat_rows import check_no_bpe_dropout

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, model_validator
 
-from tgen.config.option import suggest
+from tgen.errors import suggest
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import (
     JsonObject,

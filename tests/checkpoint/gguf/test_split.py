@@ -9,7 +9,7 @@ from tgen.checkpoint.gguf.header import read_header
 from tgen.checkpoint.stored_models import gguf_parts
 from tgen.engine.weights_cache import _header_bytes
 from tgen.errors import ModelError
-from tgen.runs.removal import remove_model
+from tgen.runs.remove_model import remove_model
 
 gguf = pytest.importorskip("gguf", reason="NO GGUF: split files are not tested")
 

@@ -12,8 +12,7 @@ from tgen.cli import console
 from tgen.cli.generate.options import GenerateOptions, files_in_errors, option_notes
 from tgen.cli.options import check_output_file, flags_in_errors, read_option
 from tgen.config import SamplingConfig, raw
-from tgen.config.option import suggest
-from tgen.errors import UsageError
+from tgen.errors import UsageError, suggest
 from tgen.reports.json_text import json_text
 from tgen.reports.number_format import count
 from tgen.storage import files

@@ -15,8 +15,8 @@ from typing import Any
 from tgen.cli.generate.options import MAX_SAMPLES, GenerateOptions
 from tgen.config import SamplingConfig
 from tgen.config.engine import EngineOptions
-from tgen.config.option import require, suggest
-from tgen.errors import TgenError, UsageError
+from tgen.config.option import require
+from tgen.errors import TgenError, UsageError, suggest
 from tgen.storage import files
 
 _LONG, _LINES_AHEAD = 1 << 16, 4096  # bytes of a long line; lines

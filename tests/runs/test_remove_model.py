@@ -11,7 +11,7 @@ from tgen.checkpoint import model_dir, model_files
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.errors import LockedError, UsageError
 from tgen.runs.output_folder import lock_run
-from tgen.runs.removal import remove_model
+from tgen.runs.remove_model import remove_model
 
 
 @pytest.fixture
