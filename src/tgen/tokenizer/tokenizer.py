@@ -222,7 +222,8 @@ class Tokenizer:
         if self.spec.word_level:
             return np.array(list(self._word_ids(text, prefix=not continuation)), np.uint32)
         arrays, pair = [np.zeros(0, np.uint32)], self._backends_for(text).plain
-        for i, part in enumerate(_INVALID_UTF8.split(text)):
+        parts = [text] if text.isascii() else _INVALID_UTF8.split(text)
+        for i, part in enumerate(parts):
             if i % 2:
                 arrays.append(np.array(self._encode_invalid(part), np.uint32))
             elif by_words and len(part) > _SMALL_BLOCK and self._words is not None:
