@@ -133,7 +133,7 @@ WHATSAPP = (
 )
 ANDROID = (
     "12/31/23, 11:59\u202fPM - Anna: Hi\n12/31/23, 11:59\u202fPM - Bob: <Media omitted>\n"
-    "1/1/24, 12:00\u202fAM - +1 23: Ok\n"
+    "1/1/24, 12:00\u202fAM - +1 23: Ok <This message was edited>\n"
 )
 TELEGRAM = json.dumps(
     {

@@ -153,6 +153,13 @@ def test_special_tokens_spelled_in_a_text_remain_text():
         assert tokenizer.decode([tokenizer.end_of_text]) == b""
 
 
+def test_negative_ids_are_refused():
+    for tokenizer in KINDS:
+        assert tokenizer.decode([tokenizer.vocab_size]) == b""
+        with pytest.raises(UsageError, match="token: invalid value -1"):
+            tokenizer.decode([-1])
+
+
 def test_tokenizer_survives_its_json():
     for tokenizer in KINDS:
         again = Tokenizer(tokenizer.json)

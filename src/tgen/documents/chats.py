@@ -13,6 +13,7 @@ from tgen.errors import CorpusError
 
 _ATTACHMENT = re.compile(r"<[^<>\n]+>|[\w .-]+\.\w{2,4} \([^()\n]+\)")  # "<Media omitted>"
 _MARKS = re.compile("[\u200e\u200f\u202a\u202c]")  # of direction, in front of names and numbers
+_EDITED = " <This message was edited>"
 _MAX_NAME = 60  # characters; a notice may have a colon, too
 _DISCORD_MESSAGES = {"Default", "Reply"}
 
@@ -36,7 +37,7 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
             lines.append(f"{_MARKS.sub('', name).strip()}: {message}".rstrip())
         else:
             left_out["attachment" if colon and (message or note) else "notice"] += 1
-    yield "\n".join(lines).strip()
+    yield "\n".join(lines).replace(_EDITED, "").strip()
 
 
 def read_telegram(text: str, left_out: Counter[str]) -> Iterator[str]:

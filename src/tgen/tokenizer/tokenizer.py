@@ -278,11 +278,14 @@ class Tokenizer:
     def token_bytes(self, i: int) -> bytes:
         """Return the bytes of a token, which may be part of a character.
 
-        Ids past the vocabulary, with which models round up its size, have no bytes.
+        Ids past the vocabulary, with which models round up its size, have no bytes. Raises
+        UsageError for a negative id.
         """
         if i >= self.vocab_size:
             return b""
         if (spelled := self._bytes.get(i)) is None:
+            if i < 0:
+                raise UsageError(f"token: invalid value {i}", "set token to a number of at least 0")
             name = self.id_to_token(i)
             spelled = self._bytes[i] = b"" if name is None else self.spec.spell(name)
         return spelled

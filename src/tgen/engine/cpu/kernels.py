@@ -87,7 +87,7 @@ from tgen.engine.cpu.tiles import make_read, make_tile, offset_factor, tile_shap
 # BFLOAT16 or INT8), and for one of the KV cache (FLOAT32, FLOAT16 or INT8).
 INPUTS: Any = Parameter()
 CACHE: Any = Parameter()
-PAIRS = multiplies_bfloat16()  # whether inputs in bfloat16 are stored as such, not as float32
+_PAIRS = multiplies_bfloat16()  # whether inputs in bfloat16 are stored as such, not as float32
 _F = np.float32
 _LOWEST = _F(-3e38)  # below all scores
 _FLOAT_PANEL, _BFLOAT16_PANEL = 4 * GROUP * PANEL, 2 * GROUP * PANEL  # bytes of a group
@@ -182,7 +182,7 @@ def _make_products(dtype, panel_bytes, input_bytes, groups_per_sum):
 
 
 _products_float32 = _make_products(FLOAT32, _FLOAT_PANEL, 4 * GROUP, 8)
-_bfloat16_input, _bfloat16_groups = (2 * GROUP, 8) if PAIRS else (4 * GROUP, 1)
+_bfloat16_input, _bfloat16_groups = (2 * GROUP, 8) if _PAIRS else (4 * GROUP, 1)
 _products_bfloat16 = _make_products(BFLOAT16, _BFLOAT16_PANEL, _bfloat16_input, _bfloat16_groups)
 _products_int8 = _make_products(INT8, INT8_GROUP_BYTES, INPUT_BYTES, _ALL)
 _products_int4 = _make_products(INT4, INT4_GROUP_BYTES, INPUT_BYTES, _ALL)
@@ -288,7 +288,7 @@ def round_input(dtype, x, n, out, i, first, width):
     Inputs have `width` numbers; their dtype is INPUTS, or that of tiles, see `job_layout`.
     """
     group, groups, n_groups = first // GROUP, (n + GROUP - 1) // GROUP, width // GROUP
-    if INPUTS == BFLOAT16 and dtype == BFLOAT16 and PAIRS:
+    if INPUTS == BFLOAT16 and dtype == BFLOAT16 and _PAIRS:
         start = out + (i * width + first) * 2
         for g in range(groups):
             pack_bfloat16(x + g * GROUP * 4, start + g * GROUP * 2)
