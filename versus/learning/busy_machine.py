@@ -3,8 +3,8 @@
     python -m versus.learning.busy_machine
 
 Every round trains the same model four times: idle and busy, with torch's threads as tgen sets them
-and as they are without `tgen.machine.cpus`. A run is stopped after some seconds; its speed is
-that of all steps until then.
+and as they are without `tgen.machine.openmp_wait`. A run is stopped after some seconds; its speed
+is that of all steps until then.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tgen.errors import TgenError
 from versus import harness
 
 _TGEN = "from tgen.cli import app; app.main()"
-_SPINNING = f"from tgen.model import device; device.watch_load = lambda n: None; {_TGEN}"
+_SPINNING = f"from tgen.machine import device; device.watch_load = lambda n: None; {_TGEN}"
 _WAYS = {"tgen": _TGEN, "spinning": _SPINNING}
 
 
