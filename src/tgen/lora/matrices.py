@@ -76,7 +76,7 @@ def changes(layout: Layout, pairs: Mapping[str, Pair]) -> Iterator[tuple[str, in
 
 
 def parameter_shapes(layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int]]:
-    """Return the names and shapes of the parameters that `training.attach` makes."""
+    """Return the names and shapes of the parameters that `layers.attach` makes."""
     found: dict[str, tuple[int, int]] = {}
     seen: set[tuple[str, ...]] = set()
     for name, every in layout.items():
