@@ -130,7 +130,7 @@ class ServeOptions:
     )
     grammar_timeout: float = _limit(
         2.0,
-        "CPU seconds that compiling a request's schema may take.",
+        "CPU seconds that compiling a request's schema or grammar may take.",
         "--grammar-timeout",
         low=0.001,
         high=86_400,
