@@ -24,6 +24,7 @@ SHIPPED = Path(__file__).parents[2] / "models" / "shakespeare"
 NOT_IN_HELP = {"torch", "numpy", "tokenizers", "llvmlite", "pydantic", "markdown_it", "pygments"}
 NOT_IN_TEXT = {
     "torch",
+    "numpy.random",
     "tgen.engine.cpu.compiler",
     "pydantic",
     "rich.console",

@@ -61,7 +61,7 @@ def test_tokens_equal_those_of_numpy(kind, without_kernels):
         tokens = []
         for values in SETTINGS:
             config = SamplingConfig(**values)
-            for seed in range(10):
+            for seed in (*range(9), 2**63 - 1):
                 numbers = [seed] * len(rows), list(range(len(rows)))
                 tokens.append(sample(rows, config, seeds=numbers[0], positions=numbers[1]))
         drawn.append(tokens)

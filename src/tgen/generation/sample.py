@@ -139,7 +139,7 @@ def sample(
     """
     sampler = None if explanations else row_sampler()
     if sampler and sampler.accepts(sampling) and logits.dtype == np.float32:
-        tokens = sampler.sample(logits, uniforms(seeds, positions, TOKEN))
+        tokens = sampler.sample(logits, seeds, positions)
         if -1 in tokens:
             raise not_finite()
         return tokens

@@ -84,11 +84,11 @@ TOKEN_ID, POSITION, SEQUENCE, NEEDS_LOGITS = range(4)
 TOKEN_COLUMNS = 4
 
 # The fields of a request to `sampling_kernels`, float64 each, which is exact for addresses below
-# 2^53; up to three results follow.
+# 2^53; the seed and the position of a sample are int64. Up to three results follow.
 (
-    ROW_PTR, N_CANDIDATES, TOKEN, TOP_K, TOP_P, LOG_MIN_P, TEMPERATURE, UNIFORM, CANDIDATES_PTR,
-    CANDIDATE_LOGITS_PTR, RESULT,
-) = range(11)  # fmt: skip
+    ROW_PTR, N_CANDIDATES, TOKEN, TOP_K, TOP_P, LOG_MIN_P, TEMPERATURE, SAMPLE_SEED,
+    SAMPLE_POSITION, CANDIDATES_PTR, CANDIDATE_LOGITS_PTR, RESULT,
+) = range(12)  # fmt: skip
 REQUEST_SIZE = RESULT + 3
 
 

@@ -21,11 +21,12 @@ from tgen.engine.cpu.job_layout import (
     RESULT,
     ROW_PTR,
     SAMPLE,
+    SAMPLE_POSITION,
+    SAMPLE_SEED,
     TEMPERATURE,
     TOKEN,
     TOP_K,
     TOP_P,
-    UNIFORM,
 )
 
 _SAMPLERS = ["top_k", "top_p", "min_p", "temperature"]
@@ -42,6 +43,7 @@ class RowSampler:
         kind = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 3)
         self._compute = kind(ctypes.cast(enter, ctypes.c_void_p).value)  # type: ignore[arg-type]
         self._request = array("d", bytes(8 * REQUEST_SIZE))
+        self._integers = memoryview(self._request).cast("B").cast("q")
         self._address = self._request.buffer_info()[0]
         self._sampling: SamplingConfig | None = None  # of the last token
         self._is_compiled = False
@@ -58,13 +60,14 @@ class RowSampler:
             self._request[TEMPERATURE] = sampling.temperature
         return self._is_compiled
 
-    def sample(self, logits: Logits, uniforms: Sequence[float]) -> list[int]:
+    def sample(self, logits: Logits, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
         """Sample a token per row of float32 logits (B, V), with the settings that were accepted
-        last; -1 if the largest logit is not finite."""
+        last and the random numbers of the seeds and positions; -1 if the largest logit is not
+        finite."""
         request, row_bytes = self._begin(logits), logits.strides[0]
         tokens = []
-        for uniform in uniforms:
-            request[UNIFORM] = uniform
+        for seed, position in zip(seeds, positions, strict=True):
+            self._integers[SAMPLE_SEED], self._integers[SAMPLE_POSITION] = seed, position
             self._compute(SAMPLE, self._address)
             tokens.append(int(request[RESULT]))
             request[ROW_PTR] += row_bytes

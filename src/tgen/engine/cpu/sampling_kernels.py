@@ -30,11 +30,12 @@ from tgen.engine.cpu.job_layout import (
     N_CANDIDATES,
     RESULT,
     ROW_PTR,
+    SAMPLE_POSITION,
+    SAMPLE_SEED,
     TEMPERATURE,
     TOKEN,
     TOP_K,
     TOP_P,
-    UNIFORM,
 )
 from tgen.engine.cpu.simd import (
     VECTOR,
@@ -57,6 +58,33 @@ _PARTS, _MIN_PART = 128, 8  # of a row, whose maxima bound the best numbers; the
 _WIDE = ir.VectorType(f64, LANES)
 _WIDE_ZEROS = ir.Constant(_WIDE, [0.0] * LANES)
 _F = np.float32
+# Philox's factors, and the steps of its keys
+_FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_DOUBLE = ir.IntType(128)
+
+
+@primitive(i64, i64)
+def _uniform(b, seed, position):
+    """The number in [0, 1) that `random_numbers.uniforms` returns for a token: from 10 rounds of
+    Philox (Salmon et al. 2011), for the key (seed, 0) and a counter of four words."""
+    words = [b.add(position, integer(1)), *3 * [integer(0)]]  # as NumPy counts
+    keys = [seed, integer(0)]
+    for _ in range(10):
+        halves = []
+        for word, factor in zip(words[::2], _FACTORS, strict=True):
+            product = b.mul(b.zext(word, _DOUBLE), ir.Constant(_DOUBLE, factor))
+            high = b.lshr(product, ir.Constant(_DOUBLE, 64))
+            halves.append((b.trunc(high, i64), b.trunc(product, i64)))
+        (high, low), (other_high, other_low) = halves
+        words = [
+            b.xor(b.xor(other_high, words[1]), keys[0]),
+            other_low,
+            b.xor(b.xor(high, words[3]), keys[1]),
+            low,
+        ]
+        keys = [b.add(key, integer(step)) for key, step in zip(keys, _KEY_STEPS, strict=True)]
+    return b.fmul(b.uitofp(b.lshr(words[0], integer(11)), f64), ir.Constant(f64, 2.0**-53))
 
 
 @primitive(address, i64)
@@ -254,7 +282,8 @@ def _sample_candidate(request, x, n, ids, values, maximum, found, is_all):
             total += load_float(values, i)
     else:
         total = _exp_sum(x, n, maximum, factor)
-    limit, sum_so_far = load_double(request, UNIFORM) * total, 0.0
+    u = _uniform(load_int(request, SAMPLE_SEED), load_int(request, SAMPLE_POSITION))
+    limit, sum_so_far = u * total, 0.0
     for i in range(found):
         sum_so_far += load_float(values, i)
         if sum_so_far > limit:
