@@ -516,7 +516,7 @@ _BUILTINS: dict[Any, Callable[..., Value]] = {
 }
 
 
-_C_FUNCTIONS = {"sched_yield", "erff", "log", "memset", "memcpy", "memmove"}
+_C_FUNCTIONS = {"sched_yield", "clock_gettime", "erff", "log", "memset", "memcpy", "memmove"}
 
 
 def machine_code(function: Compiled, name: str, parameters: Parameters) -> bytes:

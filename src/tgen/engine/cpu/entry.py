@@ -16,6 +16,7 @@ from tgen.engine.cpu.sampling_kernels import describe_token, sample_row
 from tgen.engine.cpu.work_queue import (
     atomic_load,
     atomic_store,
+    nanoseconds,
     next_pass,
     pause,
     reset_phases,
@@ -24,7 +25,8 @@ from tgen.engine.cpu.work_queue import (
 )
 
 _COMPILED_FOR_AMX = int(AMX)
-_SPINS_BEFORE_YIELD, _SPINS_BEFORE_SLEEP = 20_000, 40_000  # polls for a new pass
+_SPINS = 20_000  # polls for a new pass before the CPU is yielded
+_LONGEST_WAIT = 8_000_000  # nanoseconds after that: if others need the CPU, a yield takes long
 
 
 @compiled
@@ -43,8 +45,8 @@ def _run(new_job, job, newest, queue, n_phases, thread):
 @compiled
 def _serve(job, newest, seen, thread):
     """Help with each new pass; return the last one's number after a while without a new one."""
-    spins = 0
-    while spins < _SPINS_BEFORE_SLEEP:
+    spins, start = 0, 0
+    while spins < _SPINS or nanoseconds() - start < _LONGEST_WAIT:
         number = atomic_load(newest)
         spins += 1
         if number != seen:
@@ -52,10 +54,12 @@ def _serve(job, newest, seen, thread):
             if thread < load_int(job, N_THREADS):
                 call_address(load_int(job, FORWARD_PTR), job, ticket(number, thread), thread)
                 spins = 0
-        elif spins > _SPINS_BEFORE_YIELD:
-            yield_cpu()
-        else:
+        elif spins < _SPINS:
             pause()
+        else:
+            if spins == _SPINS:
+                start = nanoseconds()
+            yield_cpu()
     return seen
 
 

@@ -4,6 +4,8 @@ A phase has two words, each in its own cache line: the pass and how many chunks 
 claimed, and the pass and how many are done. See README.md for why this is safe with late threads.
 """
 
+import time
+
 from llvmlite import ir
 
 from tgen.engine.cpu.compiler import compiled
@@ -48,6 +50,19 @@ def yield_cpu(b):
     """Let the operating system run another thread."""
     kind = ir.FunctionType(i32, [])
     return b.call(declare(b.module, kind, "sched_yield"), [])
+
+
+@primitive()
+def nanoseconds(b):
+    """The time of the system's monotonic clock."""
+    kind = ir.ArrayType(i64, 2)  # a C timespec: seconds and nanoseconds
+    with b.goto_entry_block():
+        timespec = b.alloca(kind)
+    function = ir.FunctionType(i32, [i32, kind.as_pointer()])
+    clock = ir.Constant(i32, time.CLOCK_MONOTONIC)
+    b.call(declare(b.module, function, "clock_gettime"), [clock, timespec])
+    seconds, rest = (b.extract_value(b.load(timespec), i) for i in range(2))
+    return b.add(b.mul(seconds, ir.Constant(i64, 10**9)), rest)
 
 
 @primitive()
