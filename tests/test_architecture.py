@@ -21,7 +21,7 @@ ALLOWED = {
     "machine": "distributed storage",
     "tokenizer": "storage",
     "documents": "storage machine",
-    "corpus": "storage machine documents tokenizer",
+    "corpus": "distributed storage machine documents tokenizer",
     "model": "machine",
     "checkpoint": "storage machine tokenizer model",
     "planning": "model",

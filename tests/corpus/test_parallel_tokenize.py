@@ -186,9 +186,9 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
     counts = []
     encode_pieces = parallel_tokenize.encode_pieces
 
-    def record_processes(pieces, tokenizer, *, processes):
+    def record_processes(pieces, tokenizer, *, processes, on_ranks):
         counts.append(processes)
-        return encode_pieces(pieces, tokenizer, processes=processes)
+        return encode_pieces(pieces, tokenizer, processes=processes, on_ranks=on_ranks)
 
     monkeypatch.setattr("tgen.corpus.tokenize.encode_pieces", record_processes)
     monkeypatch.setattr(tokenizing, "_PARALLEL_BYTES", 5000)
@@ -204,6 +204,96 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
         )
     assert counts[::2] == [1, 3, 2, 3, 1]
     assert set(counts[1::2]) == {1}  # the validation set is never large
+
+
+# Rank 0 prints the tokens, the others how many batches they tokenized.
+RANK = """
+import os
+from support.corpora import run_generator
+from tgen.corpus import parallel_tokenize as parallel, tokenize
+from tgen.distributed import barrier, join_process_group
+from tgen.errors import RankError
+from tgen.tokenizer import Tokenizer
+tokenize._PIECE, tokenize._SEARCH, parallel._BATCH = 1000, 100, 2500
+tokenizer_json, documents, processes = {tokenizer_json!r}, {documents!r}, {processes!r}
+batches, receive = [], parallel._Worker.receive
+def action(worker): pass
+{setup}
+def count(worker):
+    action(worker)
+    batches.append(worker)
+    return receive(worker)
+try:
+    with join_process_group(lambda *error: print("error:", *error, flush=True)) as own:
+        given = {{"processes": processes[own.rank], "on_ranks": own.world_size > 1}}
+        if own.rank:
+            parallel._Worker.receive = count
+            list(parallel.encode_pieces((), Tokenizer(tokenizer_json), **given))
+        else:
+            (tokens, *counts), _ = run_generator(
+                tokenize.tokenize_documents(documents, Tokenizer(tokenizer_json), **given)
+            )
+        barrier()
+        print(len(batches) if own.rank else (counts, tokens.ids.tolist()))
+except RankError as error:
+    print("ended:", error)
+"""
+
+
+def tokenize_on_ranks(on_ranks, documents, tokenizer_json, processes, *, setup=""):
+    """Return the lines that ranks with these numbers of processes print."""
+    code = RANK.format(
+        tokenizer_json=tokenizer_json, documents=documents, processes=processes, setup=setup
+    )
+    ranks = on_ranks(code=code, n=len(processes))
+    assert not any(rank.err for rank in ranks)
+    return [rank.out.decode().splitlines() for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("documents", "processes", "n_batches"),
+    [
+        ([(TEXT * 3,), *DOCUMENTS["rows"], *DOCUMENTS["bytes"]], [1, 2, 1], [8, 4]),
+        ([(b"two batches " * 300,)], [1, 3, 1], [1, 0]),
+        ([], [1, 1], [0]),
+    ],
+)
+def test_any_number_of_ranks_gives_the_same_tokens(on_ranks, documents, processes, n_batches):
+    tokenizer = make_tokenizer("mistral")
+    (tokens, *counts), _ = tokenize(documents, tokenizer)
+    first, *others = tokenize_on_ranks(on_ranks, documents, tokenizer.json, processes)
+    assert first == [str((counts, tokens.ids.tolist()))]
+    assert others == [[str(n)] for n in n_batches]
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ("", "the model's tokenizer can express neither 0x04"),
+        (
+            "def action(worker): os.kill(worker._child.pid, 9)",
+            "a tokenizer process exited unexpectedly",
+        ),
+        (
+            "def action(worker): own.rank == 1 and os.kill(os.getpid(), 9)",
+            "a rank ended without an error message",
+        ),
+        (
+            "def append(*_): raise OSError('no space left')\ntokenize.ArrayBuilder.append = append",
+            "no space left",
+        ),
+    ],
+)
+def test_error_while_ranks_tokenize_ends_all(on_ranks, setup, message):
+    file = without_bytes(json.loads(train_bpe([TEXT], vocab_size=300).json), b"\x04\xef")
+    documents = [(b"one two\n" * 400,), (b"a\x04",), (b"one two\n" * 900,)]
+    first, one, two = tokenize_on_ranks(
+        on_ranks, documents, json.dumps(file), [1, 1, 1], setup=setup
+    )
+    assert first[0].startswith(f"error: {message}")
+    assert first[1].startswith(f"ended: {message}")
+    assert two == first[1:]
+    assert one == two or ("getpid" in setup and not one)
 
 
 def test_script_without_a_main_guard_can_use_workers(tmp_path):

@@ -168,6 +168,36 @@ def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, par
     assert n_files == (2 if parallel == "fsdp" else 1)
 
 
+# The corpus counts as large, and each rank prints how many batches it tokenized.
+LARGE = """
+import os
+from tgen.corpus import parallel_tokenize, tokenize
+from tgen.runs import tokenizing
+tokenize._PIECE = parallel_tokenize._BATCH = tokenizing._PARALLEL_BYTES = 1000
+batches, receive, end = [], parallel_tokenize._Worker.receive, os._exit
+def count(worker):
+    batches.append(worker)
+    return receive(worker)
+def print_and_end(status):
+    print(len(batches), flush=True)
+    end(status)
+parallel_tokenize._Worker.receive, os._exit = count, print_and_end
+"""
+
+
+def test_all_ranks_tokenize_a_large_corpus(on_ranks, corpus, whole, tmp_path):
+    out = tmp_path / "two"
+    start, again = command(corpus, out, batch=3), ["train", corpus, "--resume", "-o", out, "-q"]
+    for arguments, n_batches in ((start, [3, 3]), (again, [3, 3]), (again, [0, 0])):
+        code = ONE_READS + LARGE + code_of_ranks(arguments, action="0", at=-1)
+        ranks = on_ranks(code=code, n=2)
+        assert statuses(ranks) == [0, 0], ranks
+        assert [int(rank.out) for rank in ranks] == n_batches
+        assert_same(out, whole)
+        if arguments == start:
+            (out / "training/tokens.safetensors").write_bytes(b"damaged")
+
+
 def test_ranks_train_with_products_in_bfloat16(on_ranks, corpus, whole, tmp_path):
     settings = {"precision": "bfloat16"}
     assert app.run([str(one) for one in command(corpus, tmp_path / "one", **settings)]) == 0

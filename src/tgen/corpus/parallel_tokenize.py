@@ -9,6 +9,8 @@ A worker runs `python -m tgen.corpus.parallel_tokenize`. It reads the tokenizer.
 a table (n, 2) int64, the length of each piece and whether it continues a document, and the bytes of
 all pieces. It writes a table (n, 2) int64, the number of tokens of each piece and of characters
 replaced in it (-1: the piece cannot be encoded), and the tokens, uint32.
+
+On several ranks, rank 0 sends each rank a batch per worker and receives all tokens, in rounds.
 """
 
 import struct
@@ -16,11 +18,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgen import distributed
 from tgen.errors import TgenError
 from tgen.machine import child
 from tgen.tokenizer import Tokenizer
@@ -42,13 +46,18 @@ Encoded = tuple[Piece, NDArray[Any], int]
 
 
 def encode_pieces(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, *, processes: int = 1
+    pieces: Iterable[Piece], tokenizer: Tokenizer, *, processes: int = 1, on_ranks: bool = False
 ) -> Iterator[Encoded]:
     """Yield every piece with its tokens and the number of characters that the tokenizer cannot
     express, in order.
 
-    Raises TgenError if a worker dies, and CorpusError and UsageError as `Tokenizer.encode_corpus`.
+    With `on_ranks`, all ranks call this and use a number of `processes` of their own; only rank 0
+    passes pieces. Raises TgenError if a worker dies, and CorpusError and UsageError as
+    `Tokenizer.encode_corpus`.
     """
+    if on_ranks:
+        yield from _encode_on_ranks(pieces, tokenizer, processes)
+        return
     if processes == 1:
         for piece in pieces:
             yield _encode(tokenizer, piece)
@@ -63,15 +72,55 @@ def encode_pieces(
                 workers.append(worker)
             else:
                 worker, finished = in_progress.popleft()
-                done = worker.receive_tokens(finished)
+                done = _read_answer(worker.receive(), finished, tokenizer)
             worker.send_batch(batch)  # before the caller processes the last tokens
             in_progress.append((worker, batch))
             yield from done
         for worker, finished in in_progress:
-            yield from worker.receive_tokens(finished)
+            yield from _read_answer(worker.receive(), finished, tokenizer)
     finally:
         for worker in workers:
             worker.kill()
+
+
+def _encode_on_ranks(
+    pieces: Iterable[Piece], tokenizer: Tokenizer, processes: int
+) -> Iterator[Encoded]:
+    batches, n_workers = _make_batches(pieces), distributed.all_gather(processes)
+
+    def next_round() -> list[Any]:
+        shares = [list(islice(batches, n)) for n in n_workers]
+        return shares if any(shares) else [None] * len(shares)
+
+    workers: list[_Worker] = []
+    done: Iterable[list[Encoded]] = ()
+    shares = next_round()
+    try:
+        while (own := distributed.scatter(shares)) is not None:
+            workers += [_Worker(tokenizer) for _ in own[len(workers) :]]
+            for worker, batch in zip(workers, own, strict=False):
+                worker.send_batch(batch)
+            yield from chain.from_iterable(done)  # while the workers work
+            sent, shares = shares, next_round()
+            answers = distributed.gather([worker.receive() for worker in workers[: len(own)]])
+            done = map(_read_answer, chain(*answers or ()), chain(*sent), repeat(tokenizer))
+        yield from chain.from_iterable(done)
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def _read_answer(
+    answer: tuple[bytes, bytes], pieces: list[Piece], tokenizer: Tokenizer
+) -> list[Encoded]:
+    counts = np.frombuffer(answer[0], np.int64).reshape(-1, 2)
+    arrays = np.split(np.frombuffer(answer[1], np.uint32), np.cumsum(counts[:, 0])[:-1])
+    encoded = list(zip(pieces, arrays, counts[:, 1].tolist(), strict=True))
+    for piece, ids, n_replaced in encoded:
+        tokenizer.check_ids(ids)  # the worker does not know the model
+        if n_replaced < 0:
+            _encode(tokenizer, piece)  # raises the error
+    return encoded
 
 
 def _encode(tokenizer: Tokenizer, piece: Piece) -> Encoded:
@@ -96,7 +145,6 @@ class _Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         self._child = subprocess.Popen(
             child.command("-m", "tgen.corpus.parallel_tokenize"),
             stdin=subprocess.PIPE,
@@ -112,17 +160,9 @@ class _Worker:
         self._send(np.array(table, np.int64).tobytes())
         self._send(b"".join(piece.text for piece in batch))
 
-    def receive_tokens(self, pieces: list[Piece]) -> list[Encoded]:
-        """Wait for the tokens of the pieces of the batch."""
-        counts, tokens = (np.frombuffer(self._receive(), kind) for kind in (np.int64, np.uint32))
-        counts = counts.reshape(-1, 2)
-        arrays = np.split(tokens, np.cumsum(counts[:, 0])[:-1])
-        encoded = list(zip(pieces, arrays, counts[:, 1].tolist(), strict=True))
-        for piece, ids, n_replaced in encoded:
-            self._tokenizer.check_ids(ids)  # the worker does not know the model
-            if n_replaced < 0:
-                _encode(self._tokenizer, piece)  # raises the error
-        return encoded
+    def receive(self) -> tuple[bytes, bytes]:
+        """Wait for the counts and tokens of the batch."""
+        return self._receive(), self._receive()
 
     def kill(self) -> None:
         child.kill(self._child)

@@ -41,6 +41,7 @@ def tokenize_documents(
     open_end: bool = False,
     folder: Path | None = None,
     processes: int = 1,
+    on_ranks: bool = False,
 ) -> Generator[int, None, tuple[Tokens, int, int]]:
     """Concatenate the tokens of all documents, each after `begin_ids` and followed by an
     end-of-text token if there is one; with `open_end` the last one is not, since it continues in
@@ -50,7 +51,8 @@ def tokenize_documents(
     the loss, and the number of characters that the tokenizer cannot express, replaced by U+FFFD.
     With `loss_on="completion"` the loss mask covers the last part of a document and its end-of-text
     token, and so all of a text. Arrays too large for RAM go to unnamed files in `folder` (None: the
-    system's directory for temporary files). The number of `processes` does not change the tokens.
+    system's directory for temporary files). The number of `processes` does not change the tokens,
+    nor does `on_ranks` (see `encode_pieces`).
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tokens = ArrayBuilder(dtype, folder)
@@ -60,7 +62,8 @@ def tokenize_documents(
     done = target_bytes = n_replaced = 0
     ended = True
     pieces = split_documents(documents, loss_on)
-    for piece, ids, n in encode_pieces(pieces, tokenizer, processes=processes):
+    encoded = encode_pieces(pieces, tokenizer, processes=processes, on_ranks=on_ranks)
+    for piece, ids, n in encoded:
         if piece.starts_document and not ended:
             tokens.append(end)
             runs.append(len(end))

@@ -10,6 +10,7 @@ from tgen.distributed.collectives import (
     call_together,
     clock,
     gather,
+    scatter,
     total,
 )
 from tgen.distributed.process_group import (
@@ -45,6 +46,7 @@ __all__ = [
     "launched",
     "rank_zero_reports",
     "ranks",
+    "scatter",
     "set_mark",
     "share",
     "short_timeout",

@@ -67,6 +67,17 @@ def gather(value: Any) -> list[Any] | None:
     return values
 
 
+def scatter(values: list[Any]) -> Any:
+    """Return, on each rank, the value that rank 0 has for it; those of the others are ignored."""
+    if ranks().world_size == 1:
+        return values[0]
+    import torch.distributed as dist
+
+    own = [None]
+    dist.scatter_object_list(own, values)
+    return own[0]
+
+
 def broadcast(value: Any) -> Any:
     """Return rank 0's value on all ranks."""
     if ranks().world_size == 1:

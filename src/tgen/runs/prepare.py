@@ -55,6 +55,7 @@ from tgen.runs.tokenizing import (
     PhaseProgress,
     Phases,
     PreparedText,
+    broadcast_prepared,
     hold_out,
     join_documents,
     max_val_bytes,
@@ -571,7 +572,7 @@ def broadcast_run(
         prepared.parallel,
         prepared.ends,
     )
-    record, tokenizer, parallel, ends = distributed.broadcast(values)
+    record, tokenizer, parallel, ends = broadcast_prepared(values)
     if prepared is not None:
         return prepared
     n_rows = record.plan.model.vocab_size

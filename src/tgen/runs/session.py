@@ -44,7 +44,7 @@ from tgen.runs.text_sources import (
     index_training_text,
     training_documents,
 )
-from tgen.runs.tokenizing import Phases
+from tgen.runs.tokenizing import Phases, broadcast_prepared
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.tokenizer import Tokenizer
 from tgen.training.early_stopping import reset_best
@@ -240,7 +240,7 @@ def _check_data(
             if text is None:
                 raise
             yield from retokenize(out, text, record, tokenizer, tokens_entry)
-    record, tokens_entry = distributed.broadcast((record, tokens_entry))
+    record, tokens_entry = broadcast_prepared((record, tokens_entry))
     reset_best(progress, record.corpus_changes)
     return record, tokens_entry
 

@@ -4,17 +4,18 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import corpus
+from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, Tokens
+from tgen.corpus.parallel_tokenize import encode_pieces
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
@@ -270,13 +271,15 @@ def tokenize_split(
 ) -> Phases[PreparedText]:
     """Tokenize the training and validation split, and close the corpus; yield progress.
 
-    Use `threads` processes for a large corpus. `begin_ids` precede each document. Characters that
-    the tokenizer cannot express are replaced and counted in the notes. Raise CorpusError if the
-    corpus has changed since it was read.
+    Use `threads` processes per rank for a large corpus; the other ranks must have called
+    `broadcast_prepared`. `begin_ids` precede each document. Characters that the tokenizer cannot
+    express are replaced and counted in the notes. Raise CorpusError if the corpus has changed since
+    it was read.
     """
     progress = PhaseProgress("tokenizing", train.n_bytes + val.n_bytes)
-    n_cpus = cpu_count()
     is_large = train.n_bytes >= _PARALLEL_BYTES
+    if on_ranks := is_large and distributed.ranks().world_size > 1:
+        distributed.broadcast(_Task(tokenizer.json, threads))
     train_tokens, train_bytes, n_replaced = yield from progress.report(
         corpus.tokenize_documents(
             train,
@@ -285,7 +288,8 @@ def tokenize_split(
             begin_ids=begin_ids,
             open_end=train.open_end,
             folder=folder,
-            processes=min(threads or n_cpus, n_cpus) if is_large else 1,
+            processes=_n_processes(threads) if is_large else 1,
+            on_ranks=on_ranks,
         )
     )
     val_tokens, val_bytes, n_replaced_val = yield from progress.report(
@@ -296,6 +300,27 @@ def tokenize_split(
     train.close()
     notes = replacement_notes(n_replaced + n_replaced_val)
     return PreparedText(train_tokens, val_tokens, train_bytes, val_bytes, notes, tokenizer, b"")
+
+
+def broadcast_prepared(value: Any) -> Any:
+    """Return rank 0's value on all ranks, which tokenize for rank 0 until then."""
+    while isinstance(result := distributed.broadcast(value), _Task):
+        tokenizer, n = Tokenizer(result.tokenizer_json), _n_processes(result.threads)
+        list(encode_pieces((), tokenizer, processes=n, on_ranks=True))
+    return result
+
+
+class _Task(NamedTuple):
+    """What other ranks need to tokenize."""
+
+    tokenizer_json: str
+    threads: int | None
+
+
+def _n_processes(threads: int | None) -> int:
+    """Return the number of this rank's processes: `threads`, at most its share of the CPUs."""
+    n_cpus = max(1, cpu_count() // distributed.ranks().local_world_size)
+    return min(threads or n_cpus, n_cpus)
 
 
 def replacement_notes(n: int) -> list[str]:
