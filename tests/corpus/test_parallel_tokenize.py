@@ -206,6 +206,13 @@ def test_large_corpus_is_tokenized_by_as_many_processes_as_threads(monkeypatch, 
     assert set(counts[1::2]) == {1}  # the validation set is never large
 
 
+def test_ranks_share_the_cpus_of_their_machine(monkeypatch):
+    monkeypatch.setattr(tokenizing, "cpu_count", lambda: 6)
+    for name, n in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(n))
+    assert [tokenizing._n_processes(threads) for threads in (None, 2, 8)] == [3, 2, 3]
+
+
 # Rank 0 prints the tokens, the others how many batches they tokenized.
 RANK = """
 import os

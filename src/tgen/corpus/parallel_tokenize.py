@@ -185,7 +185,7 @@ class _Worker:
 def _worker_died() -> TgenError:
     return TgenError(
         "a tokenizer process exited unexpectedly",
-        "add --threads 1 to use no extra process: it may have run out of memory",
+        "add --threads 1 to use fewer processes: it may have run out of memory",
     )
 
 
