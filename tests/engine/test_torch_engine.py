@@ -18,12 +18,18 @@ def step(engine, tokens, width=1):
         return engine._graphed_steps[width].step(tokens).float().cpu().numpy()
 
 
-def test_step_equals_extension_by_one_token(family):
-    model = make_model(family, context_length=300).double()
-    one, other = TorchEngine(model), TorchEngine(model)
-    for engine in (one, other):
+def make_two_engines(family, *, context_length):
+    """Return two engines with the same three sequences of 57, 1 and 6 tokens."""
+    model = make_model(family, context_length=context_length).double()
+    engines = TorchEngine(model), TorchEngine(model)
+    for engine in engines:
         engine.select([0, 0, 0])
         engine.extend([[*range(1, 58)], *PROMPTS[1:]])
+    return engines
+
+
+def test_step_equals_extension_by_one_token(family):
+    one, other = make_two_engines(family, context_length=300)
     random = np.random.default_rng(0)
     for turn in range(20):  # past the first capacity of the cache
         if turn == 11:
@@ -39,11 +45,7 @@ def test_step_equals_extension_by_one_token(family):
 
 
 def test_padded_steps_with_drafts_equal_extension(family):
-    model = make_model(family, context_length=100).double()
-    one, other = TorchEngine(model), TorchEngine(model)
-    for engine in (one, other):
-        engine.select([0, 0, 0])
-        engine.extend([[*range(1, 50)], *PROMPTS[1:]])
+    one, other = make_two_engines(family, context_length=100)
     random = np.random.default_rng(0)
     for width in (4, 1, 8, 4, 2, 8, 16):  # past the first capacity of the cache
         tokens = [random.integers(0, 300, n).tolist() for n in random.integers(1, width + 1, 3)]

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-TOKEN, XTC, ROW, SAMPLE = 0, 1, 2, 3  # purposes
+TOKEN, XTC, ROW, SAMPLE = 0, 1, 2, 3  # purposes; `sampling_kernels` computes those of tokens, too
 _BLOCK = 64  # positions whose random numbers are generated together
 
 

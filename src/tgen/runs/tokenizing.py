@@ -311,7 +311,7 @@ def broadcast_prepared(value: Any) -> Any:
 
 
 class _Task(NamedTuple):
-    """What other ranks need to tokenize."""
+    """Rank 0's request to the other ranks to tokenize a large corpus with it."""
 
     tokenizer_json: str
     threads: int | None

@@ -61,7 +61,7 @@ _F = np.float32
 # Philox's factors, and the steps of its keys
 _FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
-_DOUBLE = ir.IntType(128)
+_I128 = ir.IntType(128)
 
 
 @primitive(i64, i64)
@@ -73,8 +73,8 @@ def _uniform(b, seed, position):
     for _ in range(10):
         halves = []
         for word, factor in zip(words[::2], _FACTORS, strict=True):
-            product = b.mul(b.zext(word, _DOUBLE), ir.Constant(_DOUBLE, factor))
-            high = b.lshr(product, ir.Constant(_DOUBLE, 64))
+            product = b.mul(b.zext(word, _I128), ir.Constant(_I128, factor))
+            high = b.lshr(product, ir.Constant(_I128, 64))
             halves.append((b.trunc(high, i64), b.trunc(product, i64)))
         (high, low), (other_high, other_low) = halves
         words = [
