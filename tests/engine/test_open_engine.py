@@ -1,4 +1,4 @@
-"""The choice of the engine; both engines generate the same text."""
+"""Opening a model: data types, and that both engines generate the same text."""
 
 import subprocess
 import sys
@@ -11,13 +11,9 @@ from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, SamplingConfig
+from tgen.engine.choose_engine import missing_kernels
 from tgen.engine.cpu.engine import CpuEngine
-from tgen.engine.open_engine import (
-    choose_engine,
-    missing_kernels,
-    open_engine,
-    prefers_kernels,
-)
+from tgen.engine.open_engine import open_engine
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.generation.loop import generate
@@ -27,55 +23,6 @@ SHIPPED = model_dir.load(shipped_model())
 FLOAT32 = Transformer.from_arrays(SHIPPED.config, SHIPPED.arrays).to_arrays()
 BUNDLE = replace(SHIPPED, arrays=FLOAT32)
 GREEDY = SamplingConfig(temperature=0, max_new_tokens=200)
-
-
-@pytest.mark.parametrize(
-    ("kind", "device", "missing", "engine"),
-    [
-        ("auto", "cpu", None, "kernels"),
-        ("auto", "cpu", "no llvmlite", "torch"),
-        ("auto", "cuda", None, "torch"),
-        ("auto", "mps", None, "torch"),
-        ("kernels", "cpu", None, "kernels"),
-        ("kernels", "auto", None, "kernels"),
-        ("torch", "cpu", None, "torch"),
-        ("torch", "cpu", "no llvmlite", "torch"),
-        ("torch", "cuda", None, "torch"),
-    ],
-)
-def test_engine_follows_from_kind_device_and_kernels(kind, device, missing, engine):
-    assert choose_engine(kind, device, missing) == engine
-
-
-@pytest.mark.parametrize(
-    ("device", "missing", "reason"),
-    [
-        ("cuda", None, "kernels do not run on cuda"),
-        ("mps", "no llvmlite", "kernels do not run on mps"),
-        ("cpu", "no llvmlite", "no llvmlite"),
-        ("auto", "no llvmlite", "no llvmlite"),
-    ],
-)
-def test_unavailable_kernels_are_an_error_if_requested(device, missing, reason):
-    with pytest.raises(UsageError, match=f"--engine kernels is not available: {reason}"):
-        choose_engine("kernels", device, missing)
-
-
-@pytest.mark.parametrize(
-    ("platform", "n_weights", "missing", "preferred"),
-    [
-        ("darwin", 2_000_000, None, True),
-        ("darwin", 499_999_999, None, True),
-        ("darwin", 500_000_000, None, False),
-        ("darwin", 2_000_000, "no llvmlite", False),
-        ("linux", 2_000_000, None, True),
-        ("linux", 20_000_000, None, False),
-        ("linux", 2_000_000, "no llvmlite", False),
-        ("win32", 2_000_000, None, False),
-    ],
-)
-def test_kernels_are_the_default_for_small_models(platform, n_weights, missing, preferred):
-    assert prefers_kernels(platform, n_weights, missing) == preferred
 
 
 def test_quantized_files_are_stored_as_int8_unless_told():

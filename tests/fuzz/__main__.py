@@ -25,8 +25,8 @@ sys.path[:0] = [str(_tests), str(_tests / "faults")]
 
 from fuzz.formats import FORMATS, WEIGHTS
 from fuzz.runner import Chunk, Totals, run
+from tgen.engine.choose_engine import missing_kernels
 from tgen.engine.cpu.kernel_cache import DEFAULTS, load_kernels
-from tgen.engine.open_engine import missing_kernels
 
 _LONG = 1_000_000
 _SHORT = 12  # cases of each format, and 4 per unit of its weight

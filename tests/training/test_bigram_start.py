@@ -6,7 +6,7 @@ import torch
 from tgen.config import ModelConfig
 from tgen.corpus import count_bigrams
 from tgen.model.transformer import Transformer
-from tgen.planning.budget import can_start_from_bigrams
+from tgen.planning.hyperparameters import can_start_from_bigrams
 from tgen.training.bigram_start import kneser_ney, low_rank_tables, start_from_bigrams
 
 N = 40

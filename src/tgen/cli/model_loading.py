@@ -54,7 +54,7 @@ def announce_compiling() -> None:
 
 def load_model(path: Path, options: EngineOptions, *, adapter: Path | None = None) -> "LoadedModel":
     """Load a model from its path, with an adapter merged into it if one is named."""
-    from tgen.engine.open_engine import missing_kernels, runs_on_cpu
+    from tgen.engine.choose_engine import missing_kernels, runs_on_cpu
     from tgen.loaded_model import open_model
 
     reason = missing_kernels() if runs_on_cpu(options.device) else None

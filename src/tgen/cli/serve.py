@@ -167,7 +167,7 @@ class ServeOptions:
         """Memory for weights in bytes, of the device that has them; None if it is unknown."""
         if self.model_memory is not None:
             return parse_size("--model-memory", self.model_memory)
-        from tgen.engine.open_engine import runs_on_cpu
+        from tgen.engine.choose_engine import runs_on_cpu
         from tgen.machine.memory import free_ram
 
         if self.engine.kind == "kernels" or runs_on_cpu(self.engine.device):

@@ -13,17 +13,19 @@ from tgen.distributed.collectives import (
     scatter,
     total,
 )
-from tgen.distributed.process_group import (
+from tgen.distributed.own_rank import (
     Ranks,
     check_launcher,
-    has_mark,
     is_rank_zero,
-    join_process_group,
     launched,
     rank_zero_reports,
     ranks,
-    set_mark,
     share,
+)
+from tgen.distributed.process_group import (
+    has_mark,
+    join_process_group,
+    set_mark,
     short_timeout,
     shorten_timeout,
 )

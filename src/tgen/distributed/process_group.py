@@ -1,131 +1,26 @@
-"""The ranks of a run: read from torchrun's variables, joined, and all ended after an error on one.
+"""The ranks joined as torch's process group, with timeouts and marks that outlive a restart."""
 
-Reading this process's rank does not import torch; only the process group does.
-
-Rank 0 prints the first error of any rank, once. A rank that fails puts its error into the shared
-store and closes its connections; ranks that wait for it then read the error. torchrun kills all
-ranks as soon as one has exited, so a failed rank waits until rank 0 has printed.
-"""
-
-import gc
-import json
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from tgen.errors import RankError, TgenError, UsageError, is_out_of_memory
+from tgen.distributed.own_rank import Ranks, launched, ranks
+from tgen.distributed.rank_errors import share_error
+from tgen.errors import TgenError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-_REPORT_SECONDS = 1.0  # time for rank 0 to print an error before the ranks have joined
 _POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 10.0
 _CONNECT_TIMEOUT = timedelta(seconds=2)  # short: torch handles no signal meanwhile
 _STORE_TIMEOUT = timedelta(minutes=10)  # NCCL's first collective waits for the slowest rank
-_REASON_TIMEOUT = timedelta(seconds=1)
-_PRINT_TIMEOUT = timedelta(seconds=20)  # after that, rank 0 is considered busy or dead
 _COLLECTIVE_TIMEOUT = timedelta(days=1)  # rank 0 prepares and saves alone for a long time
 _STEP_TIMEOUT = timedelta(minutes=10)  # in a step, all ranks work
-_ERROR_KEY, _PRINTED_KEY, _MARK = "tgen error", "tgen printed", "tgen mark "
-# Launchers that start processes which do not know of each other: their variables of the process's
-# number and of the number of processes. A shell of salloc has SLURM_NTASKS, too.
-_LAUNCHERS = {
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-}
-_NO_MESSAGE = "a rank ended without an error message"
-# Torch's messages about a rank that does not answer, and about one that has exited.
-_TIMED_OUT = "Timed out waiting"
-_PEER_GONE = ("Connection closed", "reset by peer", "Broken pipe", "remote process exited")
-
-
-class Ranks(NamedTuple):
-    """Rank of this process and number of ranks, in total and on this machine."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-
-
-def ranks() -> Ranks:
-    """Return the ranks in torchrun's environment variables, or rank 0 of 1 without torchrun.
-
-    Raise UsageError if the variables are inconsistent.
-    """
-    if not launched():
-        return Ranks(0, 1, 0, 1)
-    rank, world_size = _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
-    local_rank = _read_number("LOCAL_RANK", rank)
-    local_world_size = _read_number("LOCAL_WORLD_SIZE", world_size)
-    if not (0 <= rank < world_size and 0 <= local_rank < local_world_size):
-        raise UsageError(
-            f"inconsistent RANK={rank} of WORLD_SIZE={world_size}, LOCAL_RANK={local_rank} of "
-            f"LOCAL_WORLD_SIZE={local_world_size}",
-            "start the processes with torchrun",
-        )
-    return Ranks(rank, world_size, local_rank, local_world_size)
-
-
-def launched() -> bool:
-    """Return whether torchrun, or a launcher that sets the same variables, started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def check_launcher() -> None:
-    """Raise UsageError if srun or mpirun started several processes without torchrun; RankError on
-    all but the first, which prints the error."""
-    if launched():
-        return
-    for launcher, (number, count) in _LAUNCHERS.items():
-        n = os.environ.get(count, "")
-        if not n.isdigit() or int(n) <= 1:
-            continue
-        error = UsageError(
-            f"{launcher} started {n} processes, which do not know of each other without torchrun",
-            "start one torchrun per machine (docs/scaling.md), or unset "
-            f"{count} if their runs are independent",
-        )
-        if os.environ.get(number, "0") != "0":
-            time.sleep(_REPORT_SECONDS)  # mpirun kills all processes once one has exited
-            raise RankError(error.message, error.hint, error.exit_status)
-        raise error
-
-
-def is_rank_zero() -> bool:
-    """Return whether this process prints and writes files."""
-    return not launched() or os.environ["RANK"] == "0"
-
-
-def share(n: int) -> range:
-    """Return this rank's contiguous share of `n` items."""
-    rank, n_ranks, *_ = ranks()
-    return range(n * rank // n_ranks, n * (rank + 1) // n_ranks)
-
-
-def _read_number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(
-            f"{name}={text!r} is not a number", "start the processes with torchrun"
-        ) from None
-
-
-def rank_zero_reports() -> bool:
-    """Return whether to print an error that all ranks have before they join, e.g. a wrong option.
-
-    Other ranks wait for rank 0 to print, since torchrun kills all ranks once one has exited.
-    """
-    if not is_rank_zero():
-        time.sleep(_REPORT_SECONDS)
-    return is_rank_zero()
+_MARK = "tgen mark "
 
 
 def set_mark(name: str) -> None:
@@ -193,7 +88,7 @@ def join_process_group(
     try:
         yield own
     except Exception as error:
-        raise _share_error(error, own.rank, store, print_error) from error
+        raise share_error(error, own.rank, store, print_error, _STEP_TIMEOUT) from error
     finally:
         with suppress(Exception):  # connections may be closed
             dist.destroy_process_group()
@@ -299,60 +194,3 @@ def _wait_for_ranks(
             "rank 0 ended before all ranks joined", "check the output of rank 0"
         ) from None
     return PrefixStore(group, store)
-
-
-def _share_error(
-    error: Exception, rank: int, store: "Store", print_error: Callable[[str, str], None] | None
-) -> Exception:
-    """Publish an error unless another rank was first; return the exception to raise here.
-
-    Rank 0 prints the first error of all ranks; another rank prints its own only if rank 0 does not
-    answer.
-    """
-    import torch.distributed as dist
-
-    own = first = _describe(error, rank)
-    is_shared = False
-    if own["message"] == _NO_MESSAGE:  # the rank that has closed its connections may have one
-        with suppress(dist.DistError):
-            store.wait([_ERROR_KEY], _REASON_TIMEOUT)
-    with suppress(dist.DistError):  # if rank 0 hosted the store and has ended
-        first = json.loads(store.compare_set(_ERROR_KEY, "", json.dumps(own)))
-        is_shared = True
-    is_own_bug = own["bug"] and first == own  # its traceback is printed on this rank
-    prints = rank == 0
-    with suppress(Exception):  # so that other ranks stop waiting for this one
-        traceback.clear_frames(error.__traceback__)  # their objects keep connections open
-        gc.collect()
-        dist.destroy_process_group()
-    try:
-        if rank:
-            store.wait([_PRINTED_KEY], _PRINT_TIMEOUT)
-    except dist.DistNetworkError:  # rank 0 hosted the store and has ended, but printed first
-        prints = not is_shared
-    except dist.DistError:  # rank 0 does not answer
-        prints = first == own
-    if prints and print_error and not is_own_bug:
-        print_error(first["message"], first["hint"])
-    if rank == 0 and not (is_own_bug and own["status"]):  # a traceback is still to be printed
-        with suppress(dist.DistError):
-            store.set(_PRINTED_KEY, "")
-    return error if is_own_bug else RankError(first["message"], first["hint"], first["status"])
-
-
-def _describe(error: Exception, rank: int) -> dict[str, Any]:
-    """Return an error as a dictionary for all ranks; `bug` marks an unexpected one."""
-    message, hint, status, is_bug = str(error), "", 1, False
-    if isinstance(error, TgenError):
-        message, hint, status = error.message, error.hint, error.exit_status
-    elif isinstance(error, RuntimeError) and _TIMED_OUT in message:
-        message = f"a rank did not answer within {_STEP_TIMEOUT.total_seconds():g} s"
-        hint = "look for a machine that hangs, or a network without a route"
-    elif isinstance(error, RuntimeError) and any(words in message for words in _PEER_GONE):
-        message, hint = _NO_MESSAGE, "see torchrun's report"
-    elif is_out_of_memory(error):
-        message, hint = f"rank {rank}: out of memory", "use a smaller batch or model, or more ranks"
-    elif not isinstance(error, OSError):
-        message, is_bug = f"rank {rank}: {type(error).__name__}: {message}"[:300], True
-        status = getattr(error, "exit_status", 70)
-    return {"rank": rank, "message": message, "hint": hint, "status": status, "bug": is_bug}

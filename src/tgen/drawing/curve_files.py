@@ -11,8 +11,17 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tgen.drawing.curve_plot import CurvePlot, tick_labels
-from tgen.drawing.heat_map import BACKGROUND, DIM_COLOR, TEXT_SIZE, TITLE_SIZE, TextBox
-from tgen.drawing.heat_map_files import finish_png, font_text, load_fonts, svg_text
+from tgen.drawing.picture_text import (
+    BACKGROUND,
+    DIM_COLOR,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    TextBox,
+    finish_png,
+    font_text,
+    load_fonts,
+    svg_text,
+)
 from tgen.drawing.terminal_text import cut, one_line
 
 if TYPE_CHECKING:

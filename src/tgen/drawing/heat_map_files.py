@@ -4,13 +4,11 @@ Pillow, an optional extra, draws the PNG. Altair, notebooks and the Vega editor 
 """
 
 import base64
-import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,30 +16,21 @@ from numpy.typing import NDArray
 from rich.cells import cell_len
 
 from tgen.drawing.colormap import RAMP, color_at, to_hex
-from tgen.drawing.heat_map import (
+from tgen.drawing.heat_map import SCALES, HeatMap, cell_colors, indexed_label, legend_values
+from tgen.drawing.heat_map_layout import Layout
+from tgen.drawing.picture_text import (
     BACKGROUND,
-    NUMBER_SIZE,
-    SCALES,
     TEXT_SIZE,
-    TITLE_SIZE,
-    HeatMap,
-    Layout,
-    TextBox,
-    cell_colors,
-    indexed_label,
-    legend_values,
+    finish_png,
+    font_text,
+    load_fonts,
+    svg_text,
 )
-from tgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-    Fonts = dict[int, FreeTypeFont | ImageFont]  # by size
-
 _MAX_SHAPES = 48  # rows or columns up to which each cell is its own shape
-_REPLACEMENTS = {"⏎": "\\n", "⇥": "\\t", "␍": "\\r", "◌": ""}  # marks that the font lacks
-_PILLOW_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
@@ -68,14 +57,6 @@ def svg(heat: HeatMap) -> str:
             "</svg>\n",
         ]
     )
-
-
-def svg_text(box: TextBox) -> str:
-    """Return a text as an element of an SVG."""
-    position = f'x="{box.x:g}" y="{box.y:g}" dy=".35em"'
-    rotation = f' transform="rotate(-90 {box.x:g} {box.y:g})"' if box.rotated else ""
-    style = f'text-anchor="{box.anchor}" font-size="{box.size}" fill="{box.color}"'
-    return f"<text {position} {style}{rotation}>{escape(box.text)}</text>"
 
 
 def _shapes(heat: HeatMap, layout: Layout) -> Iterator[str]:
@@ -148,52 +129,6 @@ def png(heat: HeatMap) -> bytes:
     for i in range(width):
         draw.line((x + i, y, x + i, y + height - 1), color_at(i / (width - 1)))
     return finish_png(picture, layout.texts, fonts)
-
-
-def finish_png(picture: "Picture", texts: Sequence[TextBox], fonts: "Fonts") -> bytes:
-    """Draw the texts on a picture; return it as the bytes of a PNG file."""
-    from PIL import ImageDraw
-
-    draw = ImageDraw.Draw(picture)
-    for box in texts:
-        if box.rotated:
-            _draw_rotated(picture, box, fonts[box.size])
-        else:
-            anchor = _PILLOW_ANCHORS[box.anchor]
-            draw.text((box.x, box.y), box.text, box.color, fonts[box.size], anchor)
-    file = BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return file.getvalue()
-
-
-def load_fonts() -> "Fonts":
-    """Return the font by size; raises UsageError without Pillow."""
-    try:
-        from PIL import ImageFont
-
-        return {size: ImageFont.load_default(size) for size in (TITLE_SIZE, TEXT_SIZE, NUMBER_SIZE)}
-    except ImportError as error:
-        raise UsageError("--png needs Pillow", "pip install 'tgen-lm[png]'") from error
-
-
-def _draw_rotated(picture: "Picture", box: TextBox, font: "FreeTypeFont | ImageFont") -> None:
-    from PIL import Image, ImageDraw
-
-    length, half_height = math.ceil(font.getlength(box.text)), box.size
-    mask = Image.new("L", (length + 1, 2 * half_height))
-    ImageDraw.Draw(mask).text((0, half_height), box.text, 255, font, "lm")
-    above = {"start": 1.0, "middle": 0.5, "end": 0.0}[box.anchor]
-    corner = (round(box.x) - half_height, round(box.y - above * length))
-    picture.paste(box.color, corner, mask.rotate(90, expand=True))
-
-
-def font_text(text: str, font: "FreeTypeFont | ImageFont") -> str:
-    """Replace characters that the font lacks with their code points."""
-    missing = bytes(font.getmask("\uffff"))  # the glyph of all missing characters
-    return "".join(
-        _REPLACEMENTS.get(c, f"‹U+{ord(c):04X}›") if bytes(font.getmask(c)) == missing else c
-        for c in text
-    )
 
 
 def _with_font_characters(heat: HeatMap, font: "FreeTypeFont | ImageFont") -> HeatMap:

@@ -1,24 +1,24 @@
-"""Choices within the time budget: tokens per step, steps and the work besides steps.
-
-A step has as many tokens as time and memory allow, and no more than help.
+"""Choices within the time budget: steps and the work besides steps.
 
 In fine-tuning, samples, evaluations and the general text each have 5% of the minutes: a large model
 writes less.
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
-from tgen.config import ModelConfig
-from tgen.config.training import ResolvedTrainConfig, TrainConfig
-from tgen.planning.costs import matmul_params, step_seconds
-from tgen.planning.fine_tuning import WINDOW, max_epochs, rows_per_step
-from tgen.planning.memory import USABLE, rank_memory
-from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun, tokens_per_second
+from tgen.config.training import TrainConfig
+from tgen.planning.batch_size import (
+    choose_batch_size,
+    fine_tuning_windows,
+    row_tokens,
+    seconds_of_step,
+)
+from tgen.planning.costs import matmul_params
+from tgen.planning.fine_tuning import max_epochs
+from tgen.planning.model_size import EXPLICIT, PlannedRun, tokens_per_second
 from tgen.reports.number_format import format_number
 
-_MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 SHARE = 0.05  # of the minutes, for each kind of work beside the steps
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
 TEXTS_WITH_STEPS = 64  # however fast the machine is
@@ -35,23 +35,7 @@ _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the mode
 SAMPLE_TOKENS = 120
 MEMORIZATION_SAMPLES, MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
 EXIT_SECONDS = 0.9  # for the process to end
-_MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2048, 16384  # of a rank
-_MAX_UPDATE_SHARE = 0.1  # of a step's time that Muon may take: more tokens then cost little
-_MIN_STEPS_PER_TOKEN = 300 / 4096  # of a run per token of a step: fewer, larger steps learn less
-_FROZEN_WORK = 4 / 6  # of products, without the gradients of the weights
 _FEWEST_STEPS = 4  # of fine-tuning: windows are left out of a step if fewer steps would fit
-
-
-def can_start_from_bigrams(config: ModelConfig) -> bool:
-    """Whether the logits of a model with blocks of zeros are a product of its two tables."""
-    return (
-        not config.tied_embeddings
-        and config.position == "rotary"
-        and config.norm == "rms_norm"
-        and config.norm_placement == "pre"
-        and config.embedding_scale == config.logits_divisor == 1
-        and config.vocab_size <= _MAX_VOCAB_SIZE
-    )
 
 
 class SideWork(NamedTuple):
@@ -208,77 +192,3 @@ def n_steps(train: TrainConfig, steps_per_second: float, *, other_seconds: float
     """Return the steps the user set, or as many as fit into the minutes beside `other_seconds`."""
     seconds = max(0.0, train.minutes * 60 - other_seconds)
     return train.steps or max(1, round(steps_per_second * seconds))
-
-
-def choose_batch_size(run: PlannedRun) -> int:
-    """Return the windows in a step of a new model, a multiple of the ranks."""
-    inputs = run.inputs
-    wanted = _balanced_tokens(run) if inputs.on_cpu else MAX_STEP_TOKENS  # with fewer, a GPU idles
-    while wanted > _MIN_STEP_TOKENS and not _fits(run, wanted):
-        wanted //= 2
-    limit = inputs.train_tokens // (8 * run.context)  # a step sees an eighth of the corpus at most
-    if inputs.memorizes_rows:  # or all of it: answers that one step learns are forgotten in others
-        limit = -(-inputs.train_tokens // run.context)
-    return inputs.n_ranks * max(1, min(wanted // run.context, limit // inputs.n_ranks))
-
-
-def _balanced_tokens(run: PlannedRun) -> int:
-    """Return a rank's tokens per step of which Muon takes a small share, if time allows."""
-    wanted, train = _MIN_STEP_TOKENS, run.train
-    if train.steps is not None or train.optimizer != "muon":
-        return wanted
-    seconds = partial(seconds_of_step, run, n_ranks=run.inputs.n_ranks)
-    while wanted < MAX_STEP_TOKENS:
-        step, without = seconds(wanted), seconds(wanted, without_muon=True)
-        is_cheap = step - without <= _MAX_UPDATE_SHARE * step
-        min_steps = _MIN_STEPS_PER_TOKEN * 2 * wanted
-        if is_cheap or min_steps * seconds(2 * wanted) > 60 * train.minutes:
-            break
-        wanted *= 2
-    return wanted
-
-
-def fine_tuning_windows(run: PlannedRun) -> int:
-    """Return the windows with about as many rows as `rows_per_step`; a multiple of the ranks."""
-    inputs = run.inputs
-    row = row_tokens(inputs)
-    n_rows = round(inputs.train_tokens / row)
-    windows = round(rows_per_step(n_rows) * row / run.context)
-    limit = inputs.train_tokens // run.context  # a step sees the corpus once at most
-    return inputs.n_ranks * max(1, min(windows, limit) // inputs.n_ranks)
-
-
-def seconds_of_step(
-    run: PlannedRun, n_tokens: int, *, n_ranks: int = 1, without_muon: bool = False
-) -> float:
-    """Return the measured or estimated seconds of a step of `n_tokens` on one of `n_ranks`."""
-    train, inputs = run.train, run.inputs
-    if inputs.measured_step is not None:
-        return inputs.measured_step.seconds_of(n_tokens, muon=not without_muon)
-    return step_seconds(
-        run.model,
-        n_tokens,
-        inputs.flops_per_second / n_ranks,
-        precision=run.precision,
-        context=run.context,
-        muon=train.optimizer == "muon" and train.lora is None and not without_muon,
-        work=_FROZEN_WORK if train.lora is not None else 1.0,
-    )
-
-
-def _fits(run: PlannedRun, step_tokens: int) -> bool:
-    train, inputs = run.train, run.inputs
-    if inputs.rank_memory is None:
-        return True
-    batch_size = max(train.accumulation, step_tokens // run.context)
-    chosen = {"batch_size": batch_size, "precision": run.precision}
-    config = ResolvedTrainConfig(**train.explicit | chosen)
-    needed = rank_memory(
-        run.model, config, context=run.context, n_ranks=1, parallel="ddp", on_gpu=not inputs.on_cpu
-    )
-    return needed.total <= USABLE * inputs.rank_memory
-
-
-def row_tokens(inputs: PlanInputs) -> float:
-    """Return the mean tokens of a row; plain text counts as rows of `WINDOW` tokens."""
-    return inputs.train_tokens / inputs.train_rows if inputs.train_rows else WINDOW

@@ -7,8 +7,9 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from tgen.config import ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
-from tgen.planning.budget import SHARE, TEXT_TOKENS, Budget, can_start_from_bigrams
+from tgen.planning.budget import SHARE, TEXT_TOKENS, Budget
 from tgen.planning.costs import n_parameters
 from tgen.planning.fine_tuning import (
     MIN_WARMUP_STEPS,
@@ -36,6 +37,7 @@ _MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
 _WARMUP_STEPS = 50
 _MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
 _MEMORY_SHARE = 0.5  # of the memory: a run that needs more computes activations again
+_MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
 
 
 class Regularization(NamedTuple):
@@ -87,6 +89,18 @@ def choose_precision(train: TrainConfig, inputs: PlanInputs) -> tuple[Precision,
         why = "matrix multiplication in bfloat16 is faster on this machine; weights are float32"
         return "bfloat16", why
     return "float32", "matrix multiplication in bfloat16 is not faster on this machine"
+
+
+def can_start_from_bigrams(config: ModelConfig) -> bool:
+    """Whether the logits of a model with blocks of zeros are a product of its two tables."""
+    return (
+        not config.tied_embeddings
+        and config.position == "rotary"
+        and config.norm == "rms_norm"
+        and config.norm_placement == "pre"
+        and config.embedding_scale == config.logits_divisor == 1
+        and config.vocab_size <= _MAX_VOCAB_SIZE
+    )
 
 
 def choose_hyperparameters(

@@ -8,17 +8,15 @@ from tgen.config import SIZES, ModelConfig
 from tgen.config.option import MAX_WHOLE
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
-from tgen.planning.budget import (
-    MAX_GENERATED_TOKENS,
-    MAX_STEP_TOKENS,
-    Budget,
-    can_start_from_bigrams,
-    choose_budget,
-    closing_seconds,
-)
+from tgen.planning.batch_size import MAX_STEP_TOKENS
+from tgen.planning.budget import MAX_GENERATED_TOKENS, Budget, choose_budget, closing_seconds
 from tgen.planning.costs import matmul_params
 from tgen.planning.fine_tuning import choose_optimizer
-from tgen.planning.hyperparameters import choose_hyperparameters, choose_precision
+from tgen.planning.hyperparameters import (
+    can_start_from_bigrams,
+    choose_hyperparameters,
+    choose_precision,
+)
 from tgen.planning.memory import check_memory
 from tgen.planning.model_size import (
     PlanInputs,
