@@ -26,6 +26,8 @@ SETTINGS = [
     {"top_k": 0, "top_p": 0.9, "min_p": 0.01, "temperature": 1.5},
     {"top_k": 0, "temperature": 30.0},
     {"temperature": 0.01},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.2},
 ]
 
 

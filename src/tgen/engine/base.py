@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.config import StoredAs
+from tgen.config import SamplingConfig, StoredAs
 
 if TYPE_CHECKING:
     from tgen.checkpoint.prompt_cache import ModelIdentity
@@ -62,6 +62,7 @@ class Engine(Protocol):
     name: str  # "kernels" or "torch"
     dtype: StoredAs  # dtype of the weights in memory
     context_length: int  # maximum tokens per sequence
+    vocab_size: int  # ids, and logits of a token
 
     @property
     def lengths(self) -> list[int]:
@@ -95,6 +96,17 @@ class Engine(Protocol):
         context.
         """
 
+    def continue_text(
+        self, token: int, n: int, sampling: SamplingConfig, *, position: int
+    ) -> list[int]:
+        """Append a token, sample the next one, append that one and so on, up to `n` times; return
+        the sampled tokens, of which the last one is not appended.
+
+        They are the tokens that `extend` and `generation.sample` give. None, and nothing is
+        appended, if there are several sequences, or if this engine or the settings need the logits
+        in Python. `position` is that of the first sample.
+        """
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Truncate sequence i to lengths[i] tokens, if it is longer."""
 
@@ -119,6 +131,10 @@ class CachingEngine:
 
     _cache: Any
     _lock: threading.Lock
+
+    def continue_text(self, *_: Any, **__: Any) -> list[int]:
+        """Return no tokens: see `Engine`."""
+        return []
 
     @property
     def lengths(self) -> list[int]:

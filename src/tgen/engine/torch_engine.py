@@ -53,6 +53,7 @@ class TorchEngine(CachingEngine):
         """Compute with the model, on `device` if given."""
         self.model = model.eval()
         self.context_length = model.config.context_length
+        self.vocab_size = model.config.vocab_size
         self.dtype: StoredAs = dtype
         self.cache_dtype = dtype
         self.device = device or model.token_embedding.weight.device

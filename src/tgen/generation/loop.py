@@ -303,6 +303,10 @@ class _Batch:
         new_tokens = self._rewind(slots)
         drafts: list[list[int]] = [[] for _ in slots]
         is_decoding = max(map(len, new_tokens)) == 1 and len(slots) == len(active)
+        if is_decoding and self._drafter is None and len(active) == 1:
+            tokens = self._continue(active[0], vocabulary)
+            if tokens:
+                return tokens, {}
         if self._drafter is not None and is_decoding:
             ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
             limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
@@ -316,6 +320,23 @@ class _Batch:
                 raise
             return [], {max(state.number for state in active): error}  # the others may fit
         return _accept(vocabulary.only_tokens(logits), active, drafts)
+
+    def _continue(self, state: SequenceState, vocabulary: Vocabulary) -> list[Token]:
+        """Continue the only text by as many tokens as its engine computes at once; see
+        `Engine.continue_text`."""
+        engine, n_tokens = self._engine, len(state.tokens)
+        if state.needs_logits or not vocabulary.has_all(engine.vocab_size) or not self._kv_cache:
+            return []
+        n = min(state.window_start + engine.context_length + 1, state.max_length) - n_tokens
+        sampled = engine.continue_text(state.tokens[-1], n, state.sampling, position=n_tokens)
+        tokens: list[Token] = []
+        for token in sampled:
+            text, finish = state.append(token)
+            complete = not finish or state.complete
+            tokens.append(Token(state.number, token, text, [], finish, complete))
+            if finish:
+                break
+        return tokens
 
     def _rewind(self, slots: list[SequenceState]) -> list[list[int]]:
         """Drop rejected drafts and slid windows (without KV cache, everything) from the engine;

@@ -209,6 +209,11 @@ class SequenceState:
             return token
         return self._matcher.choose(token, logits, self.max_length - len(self.tokens) - 1)
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more is done with logits than sampling."""
+        return self.described or self.changes_logits or self.sampling.explain
+
     def append(self, token: int) -> tuple[bytes, Finish | None]:
         """Append a token; return the text that can be shown and why the sequence ends, if so."""
         self.tokens.append(token)

@@ -57,6 +57,10 @@ class Vocabulary:
         """The bytes of all tokens by id; none for end tokens."""
         return [b"" if i in self.ends else token for i, token in enumerate(self._tokens)]
 
+    def has_all(self, size: int) -> bool:
+        """Return whether each of `size` ids has a token."""
+        return not len(self._impossible(size))
+
     def only_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Make ids without a token impossible in logits (N, V), in place; return the logits."""
         impossible = self._impossible(logits.shape[1])

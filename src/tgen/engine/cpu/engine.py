@@ -7,6 +7,7 @@ which Linux permits to processes that ask for it.
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from copy import copy
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from tgen.checkpoint.dtypes import Array
-from tgen.config import CacheDtype, StoredAs
+from tgen.config import CacheDtype, SamplingConfig, StoredAs
 from tgen.engine.base import CachingEngine, Logits, extended_lengths
 from tgen.engine.cpu import job_layout
 from tgen.engine.cpu.job_layout import (
@@ -30,6 +31,7 @@ from tgen.engine.cpu.job_layout import (
 )
 from tgen.engine.cpu.kernel_cache import enter_function, forward_address, load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
+from tgen.engine.cpu.row_sampler import RowSampler, row_sampler
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
 from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
@@ -42,6 +44,9 @@ MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk
 _MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
 _CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
 _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
+_CONTINUE_SECONDS = (
+    0.001  # of tokens without Python between them: the loop handles Ctrl-C and others
+)
 
 
 class CpuEngine(CachingEngine):
@@ -56,7 +61,7 @@ class CpuEngine(CachingEngine):
         """Keys and values are stored in float32 by default, or in float16 if the weights are
         smaller. Raises ModelError: see `PassRunner`."""
         self.config = config = weights.config
-        self.context_length = config.context_length
+        self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.dtype: StoredAs = weights.dtype
         default: CacheDtype = "float32" if self.dtype == "float32" else "float16"
         self.cache_dtype = cache_dtype or default
@@ -90,12 +95,10 @@ class CpuEngine(CachingEngine):
         """Append tokens to each sequence; see `engine.base.Engine.extend`."""
         with self._lock:
             before, counts = self.lengths, [len(new) for new in tokens]
-            n_vocab = self.config.vocab_size
             after = extended_lengths(before, counts, self.context_length)
             rows: list[tuple[int, ...]] = []  # see `job_layout`
             for i, new in enumerate(tokens):
-                if min(new) < 0 or max(new) >= n_vocab:
-                    raise IndexError(f"a token is outside the vocabulary of {n_vocab}")
+                self._check_tokens(new)
                 last = after[i] - 1
                 rows += [
                     (token, position, i, every_position or position == last)
@@ -108,6 +111,29 @@ class CpuEngine(CachingEngine):
             ]
             self._cache.lengths = after
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
+            raise IndexError(f"a token is outside the vocabulary of {self.config.vocab_size}")
+
+    def continue_text(
+        self, token: int, n: int, sampling: SamplingConfig, *, position: int
+    ) -> list[int]:
+        """Append tokens and sample the following ones; see `engine.base.Engine.continue_text`."""
+        sampler = row_sampler()
+        if len(self.lengths) > 1 or sampler is None or not sampler.accepts(sampling):
+            return []
+        self._check_tokens([token])
+        with self._lock:
+            (before,) = self._cache.lengths
+            n = min(n, KEYS_PER_RANGE - before % KEYS_PER_RANGE)  # a job's number of ranges
+            self._cache.reserve(extended_lengths([before], [n], self.context_length))
+            row = token, before, 0, True
+            sampled = self._runner.continue_text(
+                self._cache, row, sampler, sampling.seed, position, n
+            )
+            self._cache.lengths = [before + len(sampled)]
+            return sampled
 
     def select(self, indices: Sequence[int], lengths: Sequence[int] | None = None) -> None:
         """Select, repeat and reorder sequences."""
@@ -153,6 +179,7 @@ class PassRunner:
             job_layout.SPANS_PTR: self._spans,
         }
         self._partials = allocate_aligned((0,))  # of attention, if threads share its keys
+        self._seconds = _CONTINUE_SECONDS  # of a token when it last continued a text
         self._n_positions = 0  # positions that tables and attention scores have room for
         self._allocate_buffers()
         self._set_fields(self.weights.job_fields() | {job_layout.N_THREADS: n_threads})
@@ -162,6 +189,34 @@ class PassRunner:
 
         Writes keys and values to `cache`, which has room for them.
         """
+        with self._lock:
+            logits = self._set_up(cache, rows)
+            thread_pool().run(self._job, self.config.n_layers, self._n_threads)
+        return logits
+
+    def continue_text(
+        self,
+        cache: BlockedKVCache,
+        row: tuple[int, ...],
+        sampler: RowSampler,
+        seed: int,
+        position: int,
+        n: int,
+    ) -> list[int]:
+        """Run passes of one token each, from that of `row` on; return the sampled tokens, up to `n`
+        and as many as take about a millisecond."""
+        with self._lock:
+            n = max(1, min(n, int(_CONTINUE_SECONDS / self._seconds), MAX_TOKENS - 1))
+            logits, started_at = self._set_up(cache, [row]), time.perf_counter()
+            request = sampler.prepare(logits, seed, position)
+            n = thread_pool().run(
+                self._job, self.config.n_layers, self._n_threads, request=request, n_tokens=n
+            )
+            self._seconds = (time.perf_counter() - started_at) / max(1, n)
+            return [int(token) for token in self._tokens[1 : n + 1, job_layout.TOKEN_ID]]
+
+    def _set_up(self, cache: BlockedKVCache, rows: Sequence[tuple[int, ...]]) -> Logits:
+        """Fill in the job of a pass; return where it writes logits."""
         n = len(rows)
         rows = sorted(rows, key=lambda row: -row[job_layout.NEEDS_LOGITS])
         n_logits = sum(row[job_layout.NEEDS_LOGITS] for row in rows)
@@ -172,18 +227,16 @@ class PassRunner:
         fields[job_layout.FORWARD_PTR] = forward_address(
             (self.weights.input_dtype, cache.dtype_code)
         )
-        with self._lock:
-            self._reserve_positions(cache.capacity)
-            self._tokens[:n] = rows
-            spans = _find_spans(rows)
-            self._spans[: len(spans)] = spans
-            fields[job_layout.N_SPANS] = len(spans)
-            fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
-            fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
-            sequences = cache.addresses()
-            fields[job_layout.SEQUENCES_PTR] = sequences.ctypes.data
-            self._set_fields(fields)
-            thread_pool().run(self._job, self.config.n_layers, self._n_threads)
+        self._reserve_positions(cache.capacity)
+        self._tokens[:n] = rows
+        spans = _find_spans(rows)
+        self._spans[: len(spans)] = spans
+        fields[job_layout.N_SPANS] = len(spans)
+        fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
+        fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
+        self._sequences = cache.addresses()
+        fields[job_layout.SEQUENCES_PTR] = self._sequences.ctypes.data
+        self._set_fields(fields)
         return logits[:, : self.config.vocab_size]
 
     def _input_dtype(self, n_tokens: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from tgen.checkpoint.dtypes import Array
 
-RUN, SERVE, SAMPLE, DESCRIBE, HAS_AMX = range(5)  # tasks of `entry.enter`
+RUN, CONTINUE, SERVE, SAMPLE, DESCRIBE, HAS_AMX = range(6)  # tasks of `entry.enter`
 CACHE_LINE = 64  # bytes
 LANES = 16  # float32 numbers per SIMD vector
 PANEL = LANES  # rows of a matrix that are stored together

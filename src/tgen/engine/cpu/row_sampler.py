@@ -54,10 +54,11 @@ class RowSampler:
         they are the settings of `sample`."""
         if sampling is not self._sampling:
             self._sampling, self._is_compiled = sampling, _is_compiled(sampling)
-            self._request[TOP_K] = min(sampling.top_k, _MAX_TOP_K)
+            greedy = sampling.temperature == 0
+            self._request[TOP_K] = 1 if greedy else min(sampling.top_k, _MAX_TOP_K)
             self._request[TOP_P] = sampling.top_p
             self._request[LOG_MIN_P] = np.log(sampling.min_p) if sampling.min_p else -np.inf
-            self._request[TEMPERATURE] = sampling.temperature
+            self._request[TEMPERATURE] = 1 if greedy else sampling.temperature
         return self._is_compiled
 
     def sample(self, logits: Logits, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
@@ -72,6 +73,13 @@ class RowSampler:
             tokens.append(int(request[RESULT]))
             request[ROW_PTR] += row_bytes
         return tokens
+
+    def prepare(self, logits: Logits, seed: int, position: int) -> int:
+        """Return the address of a request to sample from the only row of float32 logits (1, V), now
+        or when it is filled in."""
+        self._begin(logits)
+        self._integers[SAMPLE_SEED], self._integers[SAMPLE_POSITION] = seed, position
+        return self._address
 
     def describe(self, logits: Logits, tokens: Sequence[int]) -> list[tuple[float, int, float]]:
         """Return a token's log-probability, how many are more likely, and the entropy in nats, per
@@ -115,7 +123,10 @@ def _is_compiled(sampling: SamplingConfig) -> bool:
         and sampling.typical_p == 1
         and not sampling.top_n_sigma
         and not sampling.xtc_probability
-        and _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
+        and (
+            _MIN_TEMPERATURE <= sampling.temperature <= 1 / _MIN_TEMPERATURE
+            or not sampling.temperature
+        )
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.engine.cpu.job_layout import (
+    CONTINUE,
     FIRST_PHASES,
     JOB_SIZE,
     LAST_PHASES,
@@ -43,8 +44,20 @@ class ThreadPool:
         self._wake: list[threading.Semaphore] = []
         self._asleep: list[bool] = []
 
-    def run(self, job: NDArray[np.int64], n_layers: int, n_threads: int) -> None:
-        """Run one pass on this thread and up to `n_threads` - 1 helpers."""
+    def run(
+        self,
+        job: NDArray[np.int64],
+        n_layers: int,
+        n_threads: int,
+        *,
+        request: int = 0,
+        n_tokens: int = 0,
+    ) -> int:
+        """Run one pass on this thread and up to `n_threads` - 1 helpers.
+
+        With the address of a `request`, see `RowSampler`, continue a text by up to `n_tokens`;
+        return their number.
+        """
         with self._lock:
             enter = enter_function()  # before helpers start, which would load them at the same time
             while len(self._wake) < n_threads - 1 and self._start_helper():
@@ -55,8 +68,9 @@ class ThreadPool:
                 if self._asleep[i]:
                     self._wake[i].release()
             job[QUEUE_PTR] = self._queue
-            shared_job = self._job.ctypes.data
-            enter(RUN, shared_job, self._newest, job.ctypes.data, self._queue, self._n_phases, 0, 0)
+            shared = self._job.ctypes.data, self._newest, job.ctypes.data, self._queue
+            task = CONTINUE if request else RUN
+            return enter(task, *shared, self._n_phases, request, n_tokens)
 
     def _start_helper(self) -> bool:
         i = len(self._wake)
