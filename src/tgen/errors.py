@@ -93,6 +93,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_known_type or "allocate memory" in str(error)
 
 
+def describe_os_error(error: OSError, where: str = "") -> str:
+    """Return an error of the operating system with its file or, without one, `where`."""
+    reason = error.strerror or " ".join(map(str, error.args))  # some libraries set no number
+    where = error.filename or where
+    return f"{where}: {reason}" if where else reason
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the hint for a misspelled name, or "" if no known one is similar."""
     from difflib import get_close_matches

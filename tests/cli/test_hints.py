@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from contextlib import chdir
@@ -234,6 +235,15 @@ def test_printed_command_works(kind, capsysbinary):
 def test_command_to_try_has_a_prompt_that_can_be_typed(prompt, shown, capsys):
     console.print_try_generate("m", prompt=prompt)
     assert capsys.readouterr().err == f"try: tgen generate --model m --prompt {shown}\n"
+
+
+@pytest.mark.parametrize("prompt", ["what is 1 plus 1? ", "Q: it's\n\tA:\\ \u200b", " a\x85"])
+def test_command_to_try_has_the_exact_prompt_of_a_memorized_row(prompt, capsys):
+    console.print_try_generate("m", prompt=prompt.encode(), exact=True)
+    command = capsys.readouterr().err.removeprefix("try: tgen generate --model m --prompt ")
+    script = f"printf %s {command}"
+    shell = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert shell.stdout.decode() == prompt
 
 
 def test_chat_model_is_chatted_with(tokenizer, tmp_path, capsys):

@@ -36,6 +36,11 @@ def test_error_ends_all_ranks_with_its_message(on_ranks, rank):
     ]
 
 
+def test_error_of_the_system_names_its_file(on_ranks):
+    first, *_ = on_ranks(code=FAILING_RANK.format(rank=1, action='open("/no/file")'), n=2)
+    assert first.out.decode().startswith("printed /no/file: No such file or directory")
+
+
 def test_bug_is_raised_on_its_own_rank(on_ranks):
     ranks = on_ranks(code=FAILING_RANK.format(rank=1, action='raise KeyError("oops")'), n=3)
     assert ranks[1].err == "raised KeyError('oops')\n"

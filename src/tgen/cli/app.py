@@ -17,7 +17,14 @@ from typer.exceptions import TyperException
 
 from tgen.cli import console, signals, streams
 from tgen.distributed import launched, rank_zero_reports, ranks
-from tgen.errors import ModelError, RankError, TgenError, UsageError, is_out_of_memory
+from tgen.errors import (
+    ModelError,
+    RankError,
+    TgenError,
+    UsageError,
+    describe_os_error,
+    is_out_of_memory,
+)
 from tgen.version import __version__
 
 # A command's module is imported only when it is run or described: `tgen --help` stays fast.
@@ -221,9 +228,7 @@ def run(arguments: list[str]) -> int:
         return 1
     except OSError as error:  # a full disk, a directory without write permission
         streams.discard_stdout()
-        where = error.filename or ("stdout" if only_prints else "")
-        reason = error.strerror or " ".join(map(str, error.args))  # some libraries set no number
-        message = f"{where}: {reason}" if where else reason
+        message = describe_os_error(error, "stdout" if only_prints else "")
         console.print_error(message, _DISK_HINTS.get(error.errno or 0, ""))
         return 1
     except Exception as error:

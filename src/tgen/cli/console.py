@@ -81,15 +81,27 @@ def ask(question: str) -> None:
     print_line(question, end=" ")
 
 
-def print_try_generate(model: object, *, prompt: bytes = b"", chat: bool = False) -> None:
+def print_try_generate(
+    model: object, *, prompt: bytes = b"", chat: bool = False, exact: bool = False
+) -> None:
     """Print the command that generates from a new model, or that chats with it. It has the last
-    line of the `prompt` that can be typed."""
-    lines = prompt.decode(errors="ignore").split("\n")
-    fitting = [line.strip()[-_PROMPT_CHARACTERS:] for line in lines if line.isprintable()]
-    *_, text = ("", *(line for line in fitting if line.strip("-")))  # "-" means stdin
-    how = "--chat --interactive" if chat else f"--prompt {shlex.quote(text)}"
+    line of the `prompt` that can be typed, or all of it if it must be `exact`."""
+    text = prompt.decode(errors="ignore")
+    if not exact or not text.strip("-"):  # "-" means stdin
+        lines = [line.strip() for line in text.split("\n") if line.isprintable()]
+        *_, text = ("", *(line[-_PROMPT_CHARACTERS:] for line in lines if line.strip("-")))
+    how = "--chat --interactive" if chat else f"--prompt {_quote(text)}"
     command = f"tgen generate --model {shlex.quote(str(model))} {how}"
     print_status(f"try: {command}", is_command=True)
+
+
+def _quote(text: str) -> str:
+    """Return a text as a word of a shell command, on one line."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\n": "\\n", "\t": "\\t", "\\": "\\\\", "'": "\\'"}
+    parts = (c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+    return "$'" + "".join(escapes.get(c, part) for c, part in zip(text, parts, strict=True)) + "'"
 
 
 def print_error(message: str, hint: str = "") -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tgen.errors import RankError, TgenError, is_out_of_memory
+from tgen.errors import RankError, TgenError, describe_os_error, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -82,7 +82,9 @@ def _describe(error: Exception, rank: int, step_timeout: timedelta) -> dict[str,
         message, hint = _NO_MESSAGE, "see torchrun's report"
     elif is_out_of_memory(error):
         message, hint = f"rank {rank}: out of memory", "use a smaller batch or model, or more ranks"
-    elif not isinstance(error, OSError):
+    elif isinstance(error, OSError):
+        message = describe_os_error(error)
+    else:
         message, is_bug = f"rank {rank}: {type(error).__name__}: {message}"[:300], True
         status = getattr(error, "exit_status", 70)
     return {"rank": rank, "message": message, "hint": hint, "status": status, "bug": is_bug}

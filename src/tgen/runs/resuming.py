@@ -152,7 +152,7 @@ def resume_notes(
     notes = [*saved.damaged, *record.overridden]
     if progress.step == progress.total_steps:
         notes.append(
-            f"the run ended at step {progress.step:,}; add --override --steps N to continue"
+            f"the run ended at step {progress.step:,}; --override --steps N with more continues it"
         )
     if difference := environment_diff(saved.environment, environment):
         notes.append(f"results may differ from an uninterrupted run: {difference}")

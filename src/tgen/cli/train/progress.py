@@ -429,7 +429,9 @@ def _print_result(report: DoneReport, *, chat: bool) -> None:
         console.print_status(f"forecast: another {more} would give about {loss}")
         command = f"{_command()} train --resume --override {end} --out {shlex.quote(report.out)}"
         console.print_status(f"continue with: {command}", is_command=True)
-    console.print_try_generate(report.out, prompt=report.sample_prompt, chat=chat)
+    console.print_try_generate(
+        report.out, prompt=report.sample_prompt, chat=chat, exact=report.learned
+    )
 
 
 def _expected_loss(forecast: Forecast) -> str:

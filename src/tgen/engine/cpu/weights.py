@@ -208,8 +208,8 @@ class PackedWeights:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of these weights, without those of another model."""
-        return sum(array.nbytes for array in self._arrays)
+        """Bytes of these weights in whole cache lines, without those of another model."""
+        return sum(-(-array.nbytes // CACHE_LINE) * CACHE_LINE for array in self._arrays)
 
     def share(self, base: "PackedWeights") -> None:
         """Use the memory of another model's weights for those that are equal bit by bit."""
@@ -293,7 +293,7 @@ def map_weights(config: ModelConfig, dtype: StoredAs, table: Array, memory: Arra
     table = table.copy()
     addresses = table[:, : job_layout.WINDOW]
     addresses[addresses > 0] += memory.ctypes.data
-    return PackedWeights(config, dtype, table, [memory])
+    return PackedWeights(config, dtype, table, [memory[CACHE_LINE:]])
 
 
 def pack_weights(
