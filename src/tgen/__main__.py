@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from tgen.cli.phases import end_phase
+from tgen.cli.phase_times import end_phase
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from tgen import corpus
 from tgen.config.input_files import Reading
 from tgen.corpus import encodings
 from tgen.corpus.encodings import Changes, decode
-from tgen.corpus.opening import ReadingReport, open_sources
+from tgen.corpus.open_sources import ReadingReport, open_sources
 from tgen.corpus.sources import Source
 from tgen.corpus.steps import finish
 from tgen.errors import CorpusError, UsageError

@@ -17,7 +17,7 @@ from tgen.drawing import Scale
 from tgen.drawing.colormap import color_at, to_hex
 from tgen.drawing.heat_map import HeatMap, cell_colors
 from tgen.drawing.heat_map_files import png, svg, vega
-from tgen.drawing.heat_map_layout import Layout
+from tgen.drawing.picture_layout import Layout
 from tgen.drawing.picture_text import TextBox
 from tgen.errors import UsageError
 

@@ -8,9 +8,10 @@
     exit     until the parent process continues
 
 With the environment variable TGEN_PHASES, the command writes time.monotonic_ns at the end of each
-phase (`tgen.cli.phases`); this process records it before spawning the command and after its exit.
-All processes of a machine share that clock: its resolution is nanoseconds on Linux and macOS, up to
-16 ms on Windows. A phase begins where the previous one ends, so the phases add up to the total.
+phase (`tgen.cli.phase_times`); this process records it before spawning the command and after its
+exit. All processes of a machine share that clock: its resolution is nanoseconds on Linux and macOS,
+up to 16 ms on Windows. A phase begins where the previous one ends, so the phases add up to the
+total.
 """
 
 import base64

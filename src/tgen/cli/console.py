@@ -1,4 +1,4 @@
-"""Terminal output: results go to stdout, everything else to stderr."""
+"""Terminal output: results go to stdout; messages and progress bars to stderr."""
 
 import os
 import shlex

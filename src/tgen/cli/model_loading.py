@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tgen import distributed
 from tgen.cli import console
-from tgen.cli.phases import end_phase
+from tgen.cli.phase_times import end_phase
 from tgen.config import EngineOptions
 from tgen.distributed import Ranks
 from tgen.errors import ModelError

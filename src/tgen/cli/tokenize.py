@@ -105,7 +105,7 @@ def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes
     """Yield the name of each text and its pieces. Plain text on stdin may be endless, so it is not
     stored."""
     from tgen.corpus.documents import LongText
-    from tgen.corpus.opening import HEAD, is_plain_text
+    from tgen.corpus.open_sources import HEAD, is_plain_text
     from tgen.corpus.sources import stdin
     from tgen.corpus.tokenize import split_stream, split_text
 
@@ -130,7 +130,7 @@ def _open_sources(
     options: TokenizeOptions, names: list[str], stdin_head: bytes = b""
 ) -> "Iterator[Source]":
     """Open the texts one by one; JSON and CSV are texts, too."""
-    from tgen.corpus.opening import ReadingReport, open_sources
+    from tgen.corpus.open_sources import ReadingReport, open_sources
     from tgen.corpus.sources import Source
 
     if options.prompt is not None and options.prompt != "-":

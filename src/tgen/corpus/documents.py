@@ -28,7 +28,7 @@ from tgen.corpus.jsonl import (
     line_number,
     parse_row,
 )
-from tgen.corpus.opening import OwnFiles, ReadingReport, open_sources
+from tgen.corpus.open_sources import OwnFiles, ReadingReport, open_sources
 from tgen.corpus.sources import Source
 from tgen.corpus.steps import Steps, finish
 from tgen.errors import CorpusError

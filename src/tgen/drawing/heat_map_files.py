@@ -17,7 +17,7 @@ from rich.cells import cell_len
 
 from tgen.drawing.colormap import RAMP, color_at, to_hex
 from tgen.drawing.heat_map import SCALES, HeatMap, cell_colors, indexed_label, legend_values
-from tgen.drawing.heat_map_layout import Layout
+from tgen.drawing.picture_layout import Layout
 from tgen.drawing.picture_text import (
     BACKGROUND,
     TEXT_SIZE,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tgen import distributed
 from tgen.config.training import SHARDED, Parallel
-from tgen.corpus.opening import fingerprint
+from tgen.corpus.open_sources import fingerprint
 from tgen.errors import UsageError
 from tgen.machine.device import Device, rank_bytes, torch_version
 from tgen.planning.costs import FrozenModel

@@ -14,7 +14,7 @@ from tgen.cli import console
 from tgen.cli.generate.options import CORPUS, PANELS, GenerateOptions, files_in_errors, option_notes
 from tgen.cli.json_output import json_line
 from tgen.cli.options import flags_in_errors, make_command, read_prompt
-from tgen.cli.phases import end_phase
+from tgen.cli.phase_times import end_phase
 
 if TYPE_CHECKING:
     from tgen.cli.generate import output
