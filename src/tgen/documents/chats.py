@@ -1,4 +1,7 @@
-"""Exports of chats: WhatsApp's text, Telegram's and Discord's JSON. One line per message."""
+"""Exports of chats: WhatsApp's text, Telegram's and Discord's JSON. One line per message.
+
+`kinds.py` recognizes them.
+"""
 
 import json
 import re

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tgen.documents.kinds import UNREADABLE
 from tgen.errors import CorpusError
 from tgen.machine.child import Child
 from tgen.storage import files
@@ -19,18 +20,6 @@ _BYTES, _BYTES_PER_BYTE = 1 << 30, 8  # of memory, where the platform supports a
 _TEXT_BYTES, _TEXT_PER_BYTE = 1 << 26, 100  # of text: 64 MiB and 100 per byte of the file
 _BLOCK = 1 << 20
 _LONG_HINT = "convert it to text yourself, or split it"
-_UNREADABLE = {
-    "doc": (
-        "is a document of Word 97 to 2003, or encrypted",
-        "save it as .docx without a password",
-    ),
-    "sheet": ("is a spreadsheet", "save its table as CSV: tgen train FILE.csv"),
-    "slides": ("is a presentation", "save it as PDF, and train on that"),
-    "flat": ("is a document in one XML file", "save it as .docx or .odt"),
-    "fictionbook": ("is a FictionBook", "convert it to EPUB: ebook-convert FILE.fb2 FILE.epub"),
-    "postscript": ("is a PostScript document", "convert it to PDF: ps2pdf FILE.ps"),
-    "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,8 +49,8 @@ def convert_document(
     text, or if a library is missing.
     """
     name = name or str(content)
-    if kind in _UNREADABLE:
-        problem, hint = _UNREADABLE[kind]
+    if kind in UNREADABLE:
+        problem, hint = UNREADABLE[kind]
         raise CorpusError(f"{name} {problem}", hint)
     file = files.open_random_access(content) if isinstance(content, Path) else content
     n_bytes = file.stamp[0]
@@ -138,4 +127,5 @@ def _exchange(
 
 
 def _problem(name: str, answer: dict[str, Any]) -> CorpusError:
+    """Return the error in an answer; `read_child.py` describes it."""
     return CorpusError(f"{name} {answer['problem']}", answer["hint"])

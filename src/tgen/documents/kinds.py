@@ -1,4 +1,7 @@
-"""Recognize documents by their first bytes and their names, without importing a library."""
+"""Recognize documents by their first bytes and their names, without importing a library.
+
+`UNREADABLE` has the kinds that are recognized, but not read.
+"""
 
 import codecs
 import re
@@ -23,6 +26,19 @@ _BYTE_ORDER_MARKS = {
 _MARKDOWN = {".md", ".markdown", ".mdx", ".qmd", ".rmd"}
 # Documents whose format does not say the encoding.
 ANY_ENCODING = {"subtitles", "markdown", "notebook", "telegram", "discord", "whatsapp"}
+# The problem of each kind that tgen does not read, and a hint.
+UNREADABLE = {
+    "doc": (
+        "is a document of Word 97 to 2003, or encrypted",
+        "save it as .docx without a password",
+    ),
+    "sheet": ("is a spreadsheet", "save its table as CSV: tgen train FILE.csv"),
+    "slides": ("is a presentation", "save it as PDF, and train on that"),
+    "flat": ("is a document in one XML file", "save it as .docx or .odt"),
+    "fictionbook": ("is a FictionBook", "convert it to EPUB: ebook-convert FILE.fb2 FILE.epub"),
+    "postscript": ("is a PostScript document", "convert it to PDF: ps2pdf FILE.ps"),
+    "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
+}
 _OFFICE = rb"\[Content_Types\]\.xml|_rels/|docProps/|(word|xl|ppt)/.*\.(xml|rels)$"  # first in it
 _OFFICE_PARTS = {b"word/": "docx", b"xl/": "sheet", b"ppt/": "slides"}
 _MEDIA_TYPES = {

@@ -1,17 +1,12 @@
-"""Jupyter notebooks and Markdown: cells without outputs, text without front matter."""
+"""Jupyter notebooks: the cells, without outputs."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError
-
-_FRONT_MATTER = re.compile(  # lines of YAML: prose between two scene breaks is none
-    r"---[ \t]*\n(?:(?:[ \t#\]}-][^\n]*|[\w\"'][^:\n]*:[^\n]*)?\n)*?(?:---|\.\.\.)[ \t]*(?:\n|$)"
-)
 
 
 def read_notebook(text: str, left_out: Counter[str]) -> Iterator[str]:
@@ -29,10 +24,3 @@ def read_notebook(text: str, left_out: Counter[str]) -> Iterator[str]:
 
 def _join(source: str | list[str]) -> str:
     return source if isinstance(source, str) else "".join(source)
-
-
-def read_markdown(text: str, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the text as it is written, without YAML between `---` at its beginning."""
-    found = _FRONT_MATTER.match(text)
-    left_out["front matter"] += found is not None
-    yield text[found.end() :].lstrip("\n") if found else text

@@ -1,21 +1,17 @@
-"""Lines of printed pages become paragraphs: headers, footers and page numbers are left out, lines
-joined, divided words put together."""
+"""Lines of printed pages become paragraphs: lines joined, divided words put together."""
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-_ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
 _BULLET, _NUMBER = re.compile(r"[•‣▪◦●○■□➢∙]\s"), re.compile(r"(\d{1,3})[.)]\s")
-_FEW_PAGES = 5  # where a line in the same place of two pages is a header or a footer
 _MAX_GAP = 1.3  # times the usual distance of lines: more begins a paragraph
 _FULL = 0.88  # of the usual length: a line that the next word would make longer is wrapped
 _VERSE = 0.8  # of the lines inside of blocks begin with a capital letter: all are verse
-_NEAR = 4  # pages: where the lines of two pages are compared
 _MIN_LINES = 8  # of a size, to know how long its lines are
 
 
@@ -26,44 +22,6 @@ class Line(NamedTuple):
     y: float  # upwards
     size: float  # of the font
     text: str
-
-
-def without_repeated(pages: Sequence[list[Line]]) -> list[list[Line]]:
-    """Return the pages without headers, footers and page numbers: of the two highest and the two
-    lowest lines, those that pages near by have in the same place, apart from the page's number."""
-    found: dict[tuple[object, ...], list[int]] = {}  # pages
-    edges: list[dict[int, set[tuple[object, ...]]]] = []
-    for page, lines in enumerate(pages):
-        order = [i for _, i in sorted((line.y, i) for i, line in enumerate(lines))]
-        edges.append({i: _edge_keys(lines[i], page) for i in {*order[:2], *order[-2:]}})
-        for key in set().union(*edges[-1].values()):
-            found.setdefault(key, []).append(page)
-    enough = 2 if len(pages) <= _FEW_PAGES else 3
-
-    def is_repeated(key: tuple[object, ...], page: int) -> bool:
-        return bisect_left(found[key], page - _NEAR) + enough <= bisect_right(
-            found[key], page + _NEAR
-        )
-
-    return [
-        [
-            line
-            for i, line in enumerate(lines)
-            if not any(is_repeated(key, page) for key in edges[page].get(i, ()))
-        ]
-        for page, lines in enumerate(pages)
-    ]
-
-
-def _edge_keys(line: Line, page: int) -> set[tuple[object, ...]]:
-    """Return what a line may have in common with the header or footer of another page."""
-    height = round(line.y / 2)
-    keys: set[tuple[object, ...]] = {(height, line.text)}
-    if _ROMAN.fullmatch(line.text):
-        keys.add((height, "roman"))
-    for number in re.findall(r"\b\d{1,5}\b", line.text):
-        keys.add((height, int(number) - page))
-    return keys
 
 
 def join_lines(pages: Sequence[list[Line]]) -> str:

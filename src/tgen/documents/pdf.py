@@ -1,14 +1,18 @@
-"""PDF, by the library pypdf: the lines of the text, and their positions on the pages."""
+"""PDF, by the library pypdf: the lines of the text, and their positions on the pages.
+
+Headers, footers and page numbers are left out; `paragraphs.py` joins the other lines.
+"""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 from unicodedata import normalize
 
 from tgen.documents.package import DAMAGED_HINT, LOCKED_HINT
-from tgen.documents.paragraphs import Line, join_lines, without_repeated
+from tgen.documents.paragraphs import Line, join_lines
 from tgen.errors import CorpusError
 
 _JOINED = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
@@ -17,6 +21,9 @@ _ACCENTS = {"´": "\u0301", "¨": "\u0308", "ˆ": "\u0302", "˜": "\u0303"}  # s
 _ACCENT = re.compile(r"(?<!\w)ˆ[A-Z]\b|([´¨ˆ˜])([^\W\d_])")  # but ˆC is a key
 _NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
 _WORD_END = re.compile(r"([^\W\d_]{3}|[.,;:!?”\"’)])\s*$")
+_ROMAN = re.compile(r"\W*[ivxlc]+\W*", re.I)
+_FEW_PAGES = 5  # where a line in the same place of two pages is a header or a footer
+_NEAR = 4  # pages: where the lines of two pages are compared
 
 
 def read_pdf(
@@ -56,9 +63,47 @@ def read_pdf(
         )
     left_out["page without text"] += n_empty
     left_out["picture"] += n_pictures
-    text = without_repeated(pages)
+    text = _without_repeated(pages)
     left_out["header or footer line"] += sum(map(len, pages)) - sum(map(len, text))
     yield join_lines(text)
+
+
+def _without_repeated(pages: Sequence[list[Line]]) -> list[list[Line]]:
+    """Return the pages without headers, footers and page numbers: of the two highest and the two
+    lowest lines, those that pages near by have in the same place, apart from the page's number."""
+    found: dict[tuple[object, ...], list[int]] = {}  # pages
+    edges: list[dict[int, set[tuple[object, ...]]]] = []
+    for page, lines in enumerate(pages):
+        order = [i for _, i in sorted((line.y, i) for i, line in enumerate(lines))]
+        edges.append({i: _edge_keys(lines[i], page) for i in {*order[:2], *order[-2:]}})
+        for key in set().union(*edges[-1].values()):
+            found.setdefault(key, []).append(page)
+    enough = 2 if len(pages) <= _FEW_PAGES else 3
+
+    def is_repeated(key: tuple[object, ...], page: int) -> bool:
+        return bisect_left(found[key], page - _NEAR) + enough <= bisect_right(
+            found[key], page + _NEAR
+        )
+
+    return [
+        [
+            line
+            for i, line in enumerate(lines)
+            if not any(is_repeated(key, page) for key in edges[page].get(i, ()))
+        ]
+        for page, lines in enumerate(pages)
+    ]
+
+
+def _edge_keys(line: Line, page: int) -> set[tuple[object, ...]]:
+    """Return what a line may have in common with the header or footer of another page."""
+    height = round(line.y / 2)
+    keys: set[tuple[object, ...]] = {(height, line.text)}
+    if _ROMAN.fullmatch(line.text):
+        keys.add((height, "roman"))
+    for number in re.findall(r"\b\d{1,5}\b", line.text):
+        keys.add((height, int(number) - page))
+    return keys
 
 
 def _without_word_spacing(page: Any) -> Callable[..., None]:

@@ -38,7 +38,6 @@ _TAKE_FILES = {
 _MODULES = {
     "mbox": "mail",
     "mhtml": "mail",
-    "markdown": "notebook",
 }  # of the readers; others have the kind's name
 _MODULES |= dict.fromkeys(("whatsapp", "telegram", "discord"), "chats")
 
