@@ -1,7 +1,7 @@
-"""Parse ranges: layers and heads, parts of layers, slices of tokens, sizes to benchmark."""
+"""Parse and write ranges: layers and heads, parts of layers, slices of tokens."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tgen.errors import UsageError, suggest
 
@@ -12,8 +12,6 @@ PARTS = (*PATCHED_PARTS, "queries", "keys", "values", "attention_weights", "fina
 _RANGE = re.compile(r"(-?\d{1,9})(?:-(-?\d{1,9}))?")
 _SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?")
 _INDEX = re.compile(r"-?\d{1,9}")
-_SIZES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")
-_MAX_VALUES = 10_000  # per range
 
 
 def parse_indices(option: str, spec: str, n: int) -> list[int]:
@@ -70,24 +68,9 @@ def parse_index(option: str, spec: str, n: int) -> int:
     return i % n
 
 
-def parse_sizes(option: str, specs: Sequence[str]) -> list[int]:
-    """Parse `512`, `128,256`, `16-64+16` (16, 32, 48, 64) and `16-64*2` (16, 32, 64).
-
-    Returns each value once. Raises UsageError for anything else.
-    """
-    sizes: list[int] = []
-    for part in (part.strip() for spec in specs for part in spec.split(",")):
-        match = _SIZES.fullmatch(part)
-        if match is None:
-            hint = f"use, for example, {option} 512, 128,256, 64-256+64 or 64-512*2"
-            raise UsageError(f"{option}: not a number or range (got {part!r})", hint)
-        first, last, by = int(match[1]), int(match[2] or match[1]), int(match[4] or 1)
-        geometric = match[3] == "*"
-        too_many = (last - first) // by > _MAX_VALUES if by else True
-        if last < first or by < 1 + geometric or (geometric and not first) or too_many:
-            hint = f"use, for example, {option} 64-512*2"
-            raise UsageError(f"{option}: not a range (got {part})", hint)
-        while first <= last:
-            sizes.append(first)
-            first = first * by if geometric else first + by
-    return list(dict.fromkeys(sizes))
+def name_layers(layers: Collection[int]) -> str:
+    """Return "layer 3" or "layers 0-4, 6"; at least one layer, in order."""
+    firsts = (i for i in layers if i - 1 not in layers)
+    lasts = (i for i in layers if i + 1 not in layers)
+    ranges = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(ranges)}"

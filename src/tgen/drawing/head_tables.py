@@ -10,7 +10,7 @@ from itertools import accumulate
 from rich.style import Style
 from rich.text import Text
 
-from tgen.inspection.model_summary import name_layers
+from tgen.config.index_ranges import name_layers
 from tgen.reports.inspection import ROLE_THRESHOLD, HeadReport, HeadsReport
 from tgen.reports.number_format import count
 

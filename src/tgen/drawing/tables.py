@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tgen.config import SamplingConfig
+from tgen.config.index_ranges import name_layers
 from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import cut, label, one_line
-from tgen.inspection.model_summary import name_layers
 from tgen.reports.generation import SamplingDistribution
 from tgen.reports.inspection import (
     AblationReport,

@@ -1,21 +1,12 @@
 """A summary of a model's configuration and tensors. Does not import torch."""
 
 import os
-from collections.abc import Collection
 from dataclasses import asdict
 
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.reports.inspection import ModelSummary
 
 _DTYPES = {"uint16": "bfloat16"}  # NumPy has no bfloat16: its bits are stored as integers
-
-
-def name_layers(layers: Collection[int]) -> str:
-    """Return "layer 3" or "layers 0-4, 6"; at least one layer, in order."""
-    firsts = (i for i in layers if i - 1 not in layers)
-    lasts = (i for i in layers if i + 1 not in layers)
-    ranges = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
-    return f"layer{'s' * (len(layers) > 1)} {', '.join(ranges)}"
 
 
 def summarize(bundle: ModelBundle, found_by: str = "") -> ModelSummary:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from tgen.config import Rope
+from tgen.config.index_ranges import name_layers
 from tgen.errors import UsageError
-from tgen.inspection.model_summary import name_layers
 from tgen.model.rope import rotary_tables, sinusoid
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import PositionsReport

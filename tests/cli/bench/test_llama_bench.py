@@ -17,8 +17,8 @@ from tgen.benchmark.backend import Workload
 from tgen.benchmark.trials import Trial, throughput_report
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
+from tgen.cli.bench.options import parse_sizes
 from tgen.cli.bench.throughput import find_record
-from tgen.config.index_ranges import parse_sizes
 from tgen.errors import UsageError
 from tgen.reports.benchmark import Machine
 from tgen.reports.inspection import ModelSummary

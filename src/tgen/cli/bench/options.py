@@ -1,6 +1,7 @@
 """The options of `tgen bench`."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +17,6 @@ from tgen.cli.options import (
 )
 from tgen.config import CacheDtype, Device, EngineOptions, StoredAs
 from tgen.config.engine import device_option
-from tgen.config.index_ranges import parse_sizes
 from tgen.config.option import MAX_THREADS, option
 from tgen.errors import UsageError
 
@@ -28,6 +28,31 @@ _compare, _mode = partial(option, panel=_COMPARISON), partial(option, panel=_MOD
 PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
 _LLAMA_BENCH = "output=md output=csv output=jsonl"  # only for throughput
 _THROUGHPUT = f"pairs depths engines save against baseline {_LLAMA_BENCH}"
+_SIZES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")
+_MAX_VALUES = 10_000  # per range
+
+
+def parse_sizes(flag: str, specs: Sequence[str]) -> list[int]:
+    """Parse `512`, `128,256`, `16-64+16` (16, 32, 48, 64) and `16-64*2` (16, 32, 64).
+
+    Returns each value once. Raises UsageError for anything else.
+    """
+    sizes: list[int] = []
+    for part in (part.strip() for spec in specs for part in spec.split(",")):
+        match = _SIZES.fullmatch(part)
+        if match is None:
+            hint = f"use, for example, {flag} 512, 128,256, 64-256+64 or 64-512*2"
+            raise UsageError(f"{flag}: not a number or range (got {part!r})", hint)
+        first, last, by = int(match[1]), int(match[2] or match[1]), int(match[4] or 1)
+        geometric = match[3] == "*"
+        too_many = (last - first) // by > _MAX_VALUES if by else True
+        if last < first or by < 1 + geometric or (geometric and not first) or too_many:
+            hint = f"use, for example, {flag} 64-512*2"
+            raise UsageError(f"{flag}: not a range (got {part})", hint)
+        while first <= last:
+            sizes.append(first)
+            first = first * by if geometric else first + by
+    return list(dict.fromkeys(sizes))
 
 
 def _read_threads(flag: str, texts: list[str]) -> list[int]:
