@@ -1,6 +1,16 @@
 """The configurations of the model and of sampling; that of training is in `config.training`."""
 
-from tgen.config.engine import DEFAULT_ENGINE, Device, EngineKind, EngineOptions
+from tgen.config.engine import (
+    DEFAULT_ENGINE,
+    STORED_BYTES,
+    CacheDtype,
+    Device,
+    EngineKind,
+    EngineOptions,
+    GgufType,
+    StoredAs,
+    output_dtype,
+)
 from tgen.config.model import (
     DEFAULT_FAMILY,
     FAMILIES,
@@ -18,14 +28,9 @@ from tgen.config.sampling import (
     CONSTRAINTS,
     DEFAULT_BATCH_SIZE,
     SAMPLERS,
-    STORED_BYTES,
     TEXTS,
-    CacheDtype,
     Draft,
-    GgufType,
     SamplingConfig,
-    StoredAs,
-    output_dtype,
     raw,
 )
 
@@ -50,11 +55,6 @@ __all__ = [
     "Family",
     "GgufType",
     "ModelConfig",
-    "Norm",
-    "NormParameters",
-    "NormPlacement",
-    "Overflow",
-    "Position",
     "Rope",
     "RopeScaling",
     "SamplingConfig",

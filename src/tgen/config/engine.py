@@ -1,14 +1,31 @@
-"""Options for computing a model, shared by every command that opens one."""
+"""Options for computing a model, shared by every command that opens one; types of its weights."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tgen.config.option import MAX_THREADS, check_ranges, option
-from tgen.config.sampling import CacheDtype, StoredAs
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 EngineKind = Literal["auto", "kernels", "torch"]
+# Dtype of the weights in memory.
+StoredAs = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+CacheDtype = Literal["float32", "float16", "int8"]  # dtype of cached keys and values
+# Type of the matrices in a GGUF file: llama.cpp's names in lower case.
+GgufType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
+# Bytes per parameter, scales and minima included.
+STORED_BYTES: dict[str, float] = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "int8": 34 / 32,
+    "int4": 20 / 32,
+}
 _PANEL = "Performance"
+
+
+def output_dtype(dtype: StoredAs) -> StoredAs:
+    """Return how the output matrix and the embedding are stored beside other weights."""
+    return "int8" if dtype == "int4" else dtype
 
 
 def device_option(panel: str = "") -> Any:

@@ -12,28 +12,8 @@ from tgen.config.option import check_ranges, is_number, option, require, widen_f
 from tgen.errors import UsageError
 
 Draft = Literal["auto", "off"]
-# Dtype of the weights in memory.
-StoredAs = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-CacheDtype = Literal["float32", "float16", "int8"]  # dtype of cached keys and values
-# Type of the matrices in a GGUF file: llama.cpp's names in lower case.
-GgufType = Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0"]
-# Bytes per parameter, scales and minima included.
-STORED_BYTES: dict[str, float] = {
-    "float32": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "int8": 34 / 32,
-    "int4": 20 / 32,
-}
 Overflow = Literal["slide", "stop", "error"]
 Text = str | bytes
-
-
-def output_dtype(dtype: StoredAs) -> StoredAs:
-    """Return how the output matrix and the embedding are stored beside other weights."""
-    return "int8" if dtype == "int4" else dtype
-
-
 SAMPLERS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
 DEFAULT_BATCH_SIZE = 64  # sequences per batch
 TEXTS = ("stop", "ban", "require", "choices", "dry_breakers")
