@@ -89,7 +89,7 @@ def phrases(documents, rng):
 @pytest.mark.parametrize("by_bytes", [0, 22])
 def test_passages_are_those_of_a_naive_search(tmp_path, monkeypatch, block, by_bytes):
     monkeypatch.setattr(suffix_array, "_BLOCK", block)
-    monkeypatch.setattr(suffix_array, "_SCANNED", block + 4)
+    monkeypatch.setattr(text_index, "_SCANNED", block + 4)
     monkeypatch.setattr(suffix_array, "_BY_BYTES", by_bytes)
     rng = random.Random(block + by_bytes)
     n_phrases = n_found = 0
@@ -192,7 +192,7 @@ def test_repetitive_text_takes_few_rounds(monkeypatch, text):
 
     monkeypatch.setattr(suffix_array._Sorter, "refine", count)
     text = bytearray(text + b"\xff")
-    starts = suffix_array.word_starts(text)
+    starts = text_index.word_starts(text)
     positions = finish(suffix_array.sort_suffixes(text, starts)).tolist()
     assert sorted(positions) == starts.tolist()
     assert all(text[a:] < text[b:] for a, b in pairwise(positions))

@@ -1,8 +1,7 @@
 """Sort the suffixes of a text that begin at words, with NumPy and without recursion.
 
-A word begins at a byte that is not white space, does not continue a UTF-8 character, and is not a
-letter, digit or `_` after another one (in ASCII: other characters are words of their own). `END`
-follows each document. Suffixes are compared up to their first `END`; equal ones are in any order.
+`corpus.text_index` says where words begin: each byte and the one before it decide. `END` follows
+each document. Suffixes are compared up to their first `END`; equal ones are in any order.
 
 Suffixes are first sorted by two bytes, then each group of equal ones by five more. Long equal
 prefixes double (Larsson and Sadakane 2007, here from word to word): suffixes that share h bytes
@@ -19,46 +18,8 @@ END = 0xFF  # no byte of UTF-8; one in other text separates documents, too
 MAX_BYTES = (1 << 32) - 16  # positions have 32 bits
 BYTES_PER_SUFFIX = 28  # of memory while they are sorted, besides the text and a block
 _PADDING = 8
-_SCANNED = 1 << 22  # bytes of text whose words are found at a time
 _BLOCK = 1 << 20  # suffixes in memory at a time, unless more are equal so far
 _BY_BYTES = 22  # shared bytes up to which the next ones are faster to compare than words
-
-_BYTES = np.arange(256)
-_IS_WORD = np.isin(_BYTES, list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"))
-_IS_SPACE = np.isin(_BYTES, list(b" \t\n\r\f\v"))
-_CONTINUES = (_BYTES >= 0x80) & (_BYTES < 0xC0)  # a UTF-8 character
-_IS_HIGH = (_BYTES >= 0x80) & (_BYTES != END)
-
-
-def next_in_word(last: int) -> list[tuple[int, int]]:
-    """Return the ranges of bytes that continue a word, or a character, after a byte."""
-    if _IS_WORD[last]:
-        return [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
-    return [(0x80, 0xBF)] if _IS_HIGH[last] else []
-
-
-def word_borders(text: bytes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(n + 1,), (n + 1,): at which positions of a text words begin, and end."""
-    codes = np.frombuffer(text, np.uint8)
-    before, after = codes[:-1], codes[1:]
-    joined = np.zeros(len(codes) + 1, bool)
-    joined[1:-1] = (_IS_WORD[before] & _IS_WORD[after]) | (_IS_HIGH[before] & _CONTINUES[after])
-    no_word = _IS_SPACE[codes] | (codes == END)
-    begins, ends = ~joined, ~joined
-    begins[:-1] &= ~no_word
-    ends[1:] &= ~no_word
-    begins[-1] = ends[0] = False
-    return begins, ends
-
-
-def word_starts(text: bytearray) -> NDArray[np.uint32]:
-    """(m,): the positions at which words begin."""
-    found = [np.zeros(0, np.uint32)]
-    for start in range(0, len(text), _SCANNED):
-        first = max(0, start - 1)  # the byte before tells whether a word continues
-        begins, _ = word_borders(bytes(text[first : start + _SCANNED]))
-        found.append((np.flatnonzero(begins[start - first :]) + start).astype(np.uint32))
-    return np.concatenate(found)
 
 
 def sort_suffixes(text: bytearray, starts: NDArray[np.uint32]) -> Steps[NDArray[np.uint32]]:

@@ -1,5 +1,8 @@
 """An index of texts that finds where a passage occurs: a suffix array of the beginnings of words.
 
+A word begins at a byte that is not white space, does not continue a UTF-8 character, and is not a
+letter, digit or `_` after another one (in ASCII: other characters are words of their own).
+
 The content of a file has five parts: the documents, each followed by `END`; the positions at which
 words begin, sorted by the text from there on (uint32); the number of line breaks before every 64
 KiB of the text (int64); the documents (int64: start in the text, number of the file, line of the
@@ -28,9 +31,7 @@ from tgen.corpus.suffix_array import (
     BYTES_PER_SUFFIX,
     END,
     MAX_BYTES,
-    next_in_word,
     sort_suffixes,
-    word_starts,
 )
 from tgen.errors import CorpusError
 from tgen.machine.memory import check_ram
@@ -38,12 +39,50 @@ from tgen.storage import sealed_file
 
 _FORMAT = "tgen.text_index/1"
 _BLOCK = 1 << 22  # bytes per read
+_SCANNED = 1 << 22  # bytes of text whose words are found at a time
 _COUNTED = 1 << 16  # bytes of text between two stored numbers of line breaks
 _COMPARED = 64  # bytes of a passage that are searched first
 _READ = 0.1  # of the time to build an index
 _END = bytes([END])
 
+_BYTES = np.arange(256)
+_IS_WORD = np.isin(_BYTES, list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"))
+_IS_SPACE = np.isin(_BYTES, list(b" \t\n\r\f\v"))
+_CONTINUES = (_BYTES >= 0x80) & (_BYTES < 0xC0)  # a UTF-8 character
+_IS_HIGH = (_BYTES >= 0x80) & (_BYTES != END)
+
 Range = tuple[int, int]  # of suffixes, in their order
+
+
+def _next_in_word(last: int) -> list[tuple[int, int]]:
+    """Return the ranges of bytes that continue a word, or a character, after a byte."""
+    if _IS_WORD[last]:
+        return [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
+    return [(0x80, 0xBF)] if _IS_HIGH[last] else []
+
+
+def word_borders(text: bytes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(n + 1,), (n + 1,): at which positions of a text words begin, and end."""
+    codes = np.frombuffer(text, np.uint8)
+    before, after = codes[:-1], codes[1:]
+    joined = np.zeros(len(codes) + 1, bool)
+    joined[1:-1] = (_IS_WORD[before] & _IS_WORD[after]) | (_IS_HIGH[before] & _CONTINUES[after])
+    no_word = _IS_SPACE[codes] | (codes == END)
+    begins, ends = ~joined, ~joined
+    begins[:-1] &= ~no_word
+    ends[1:] &= ~no_word
+    begins[-1] = ends[0] = False
+    return begins, ends
+
+
+def word_starts(text: bytearray) -> NDArray[np.uint32]:
+    """(m,): the positions at which words begin."""
+    found = [np.zeros(0, np.uint32)]
+    for start in range(0, len(text), _SCANNED):
+        first = max(0, start - 1)  # the byte before tells whether a word continues
+        begins, _ = word_borders(bytes(text[first : start + _SCANNED]))
+        found.append((np.flatnonzero(begins[start - first :]) + start).astype(np.uint32))
+    return np.concatenate(found)
 
 
 class Place(NamedTuple):
@@ -99,7 +138,7 @@ class TextIndex:
         """Return where a passage occurs that begins and ends with a word, as whole words."""
         low, high = self._find(passage, 0, len(self._suffixes))
         whole = []
-        for first, last in next_in_word(passage[-1]):
+        for first, last in _next_in_word(passage[-1]):
             longer, _ = self._find(passage + bytes([first]), low, high)
             whole.append((low, longer))
             _, low = self._find(passage + bytes([last]), longer, high)

@@ -1,15 +1,15 @@
 """The longest passages of a text that also occur in the training text, as OLMoTrace finds them.
 
 A passage is a run of whole words, in bytes: it begins and ends at the border of a word in both
-texts (see `corpus.suffix_array`), and is not part of a longer one.
+texts (see `corpus.text_index`), and is not part of a longer one.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from tgen.corpus.suffix_array import END, word_borders
-from tgen.corpus.text_index import Range, TextIndex
+from tgen.corpus.suffix_array import END
+from tgen.corpus.text_index import Range, TextIndex, word_borders
 from tgen.reports.inspection import SourcePassage, SourcePlace, SourcesReport
 
 TOP, PLACES = 10, 10  # passages, and places of each, by default
