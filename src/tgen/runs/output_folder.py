@@ -1,4 +1,4 @@
-"""The directory of a run: its lock, and checks before a run starts or resumes.
+"""The directory of a run: its default name, its lock, and checks before a run starts or resumes.
 
 A process takes the lock before it imports torch, so this module does not import it.
 """
@@ -20,6 +20,22 @@ from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.request import RunRequest
 from tgen.storage import files, locks
 from tgen.storage.files import output_problem
+
+
+def default_output(corpus: list[str]) -> Path:
+    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
+    if not corpus:
+        hint = "name a text file, or - for stdin; with --resume, pass --out"
+        raise UsageError("no corpus", hint)
+    return Path("models") / ("stdin" if corpus[0] == "-" else default_name(corpus[0]))
+
+
+def default_name(corpus: str) -> str:
+    """Return the name of a directory for results of a corpus."""
+    path = Path(corpus)
+    is_pattern = any(mark in corpus for mark in "*?[") and not path.exists()
+    name = "corpus" if is_pattern else (path.stem or path.resolve().name)
+    return name.lstrip(".") or "corpus"
 
 
 def lacks_model(out: Path, *, has_adapter: bool) -> bool:

@@ -1,13 +1,12 @@
 """All prompts of one `tgen generate`, as requests to the model."""
 
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tgen.cli import console
 from tgen.cli.generate.chat import message
-from tgen.cli.generate.input_rows import LineReader, check_row, parse_object
+from tgen.cli.generate.input_rows import LineReader, check_row, parse_object, recognize_rows
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import Generation, Writer
 from tgen.config import SamplingConfig
@@ -80,8 +79,7 @@ class RequestQueue:
     def _read(self, line: bytes) -> None:
         """Turn a line of the input into requests, or an error."""
         if self._jsonl is None:
-            line = line.removeprefix(BOM_UTF8)
-            self._jsonl = line.lstrip(b" \t").startswith(b"{")
+            line, self._jsonl = recognize_rows(line)
         if self._jsonl and not line.strip():
             return
         if self.n_rows % self._ranks.world_size != self._ranks.rank:

@@ -114,6 +114,13 @@ def _check_start(path: str, start: bytes) -> None:
         raise TgenError(f"{path} is a JSON list", "write one JSON object per line: jq -c '.[]'")
 
 
+def recognize_rows(first: bytes) -> tuple[bytes, bool]:
+    """Return the first line without a byte order mark, and whether the lines are JSON objects;
+    otherwise, each is a prompt."""
+    line = first.removeprefix(BOM_UTF8)
+    return line, line.lstrip(b" \t").startswith(b"{")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """The checked fields of a row."""

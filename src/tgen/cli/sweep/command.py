@@ -24,7 +24,7 @@ from tgen.cli.options import (
     reading_options,
 )
 from tgen.cli.signals import StopSignal
-from tgen.cli.train.command import default_name, read_out
+from tgen.cli.train.command import read_out
 from tgen.config.input_files import PANEL, Reading
 from tgen.config.option import check_combinations, option
 from tgen.config.training import TrainConfig
@@ -33,6 +33,7 @@ from tgen.reports.number_format import count
 from tgen.reports.sweep import SweepRunReport
 from tgen.reports.training import StepReport
 from tgen.runs import RunRequest
+from tgen.runs.output_folder import default_name
 
 if TYPE_CHECKING:
     from tgen.experiments.sweep import SweepReport, SweepRequest

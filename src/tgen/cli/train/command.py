@@ -30,6 +30,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
+from tgen.runs.output_folder import default_output
 
 PANELS = ("Data and tokenizer", PANEL, "Resume", "Output", "Hardware")
 _RESUMABLE = {one.name for one in fields(ResumeRequest)}
@@ -89,7 +90,7 @@ class TrainOptions:
         """The directory to write."""
         source: Path | None = self.run.get("from_run")
         repeated = Path("models") / f"{source.resolve().name}-repeated" if source else None
-        return self.run.get("out") or repeated or _default_output(self.paths)
+        return self.run.get("out") or repeated or default_output(self.paths)
 
     def run_request(self, *, began: float) -> RunRequest:
         """Return the request for a new run, whose minutes count from `began`."""
@@ -109,22 +110,6 @@ class TrainOptions:
         return ResumeRequest(
             **given, settings=self.config, reading=self.reading, override=self.override
         )
-
-
-def _default_output(corpus: list[str]) -> Path:
-    """Return models/<name of the corpus>. Raises UsageError without a corpus."""
-    if not corpus:
-        hint = "name a text file, or - for stdin; with --resume, pass --out"
-        raise UsageError("no corpus", hint)
-    return Path("models") / ("stdin" if corpus[0] == "-" else default_name(corpus[0]))
-
-
-def default_name(corpus: str) -> str:
-    """Return the name of a directory for results of a corpus."""
-    path = Path(corpus)
-    is_pattern = any(mark in corpus for mark in "*?[") and not path.exists()
-    name = "corpus" if is_pattern else (path.stem or path.resolve().name)
-    return name.lstrip(".") or "corpus"
 
 
 def train(options: TrainOptions) -> None:
