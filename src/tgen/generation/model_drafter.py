@@ -56,7 +56,10 @@ class _Text:
 
 
 class ModelDrafter:
-    """A source of drafts by another model with the same vocabulary; see `loop.Drafter`."""
+    """A source of drafts by another model with the same vocabulary; see `loop.Drafter`.
+
+    `LoadedModel.draft_with` checks that it has the same vocabulary, and is smaller.
+    """
 
     def __init__(self, engine: Engine, vocabulary: Vocabulary, *, relative_cost: float) -> None:
         """`relative_cost` is the time of a pass, relative to that of the model itself."""
