@@ -250,6 +250,18 @@ def test_closing_ends_an_inspection_that_computes(monkeypatch: pytest.MonkeyPatc
             answer.result()
 
 
+def test_an_inspection_that_takes_too_much_cpu_time_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inspection = InspectionProcess()
+    program = "import tgen.machine.resource_limit as r; r.set_limit('RLIMIT_CPU', 1)\nwhile 1: pass"
+    monkeypatch.setattr(inspection, "_child", Child("-c", program))
+    with pytest.raises(HttpError, match="CPU time") as raised:
+        inspection._ask("{}")
+    assert (raised.value.status, raised.value.code) == (503, "timeout")
+    inspection.close()
+
+
 @pytest.mark.parametrize("command", ["serve", "inspect"])
 def test_the_page_is_opened_with_key_and_text_in_the_fragment(
     chat_model: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from typing import Any
 
 from tgen.documents.kinds import UNREADABLE
 from tgen.errors import CorpusError
-from tgen.machine.child import Child
+from tgen.machine.child import Child, has_used_its_cpu_time
 from tgen.storage import files
 
 SECONDS, SECONDS_PER_MB, MAX_SECONDS = 30, 30, 3600  # of CPU time
@@ -31,7 +31,6 @@ class ConvertedDocument:
 
 
 _child = Child("-m", "tgen.documents.read_child")  # starts at the first document
-_CPU_LIMIT = -24  # SIGXCPU
 
 
 def convert_document(
@@ -75,9 +74,7 @@ def convert_document(
             raise _problem(name, answer)
         return ConvertedDocument(spool, answer["left_out"])
     except (TimeoutError, EOFError, ValueError, BrokenPipeError) as error:  # killed, or exited
-        is_slow = isinstance(error, TimeoutError) or (
-            process is not None and process.returncode == _CPU_LIMIT
-        )
+        is_slow = isinstance(error, TimeoutError) or has_used_its_cpu_time(process)
         problem = f"takes more than {seconds} s to read" if is_slow else "crashed its reader"
         raise CorpusError(f"{name} {problem}", _LONG_HINT) from None
     finally:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+_CPU_LIMIT = -24  # killed by SIGXCPU
+
 
 def command(*program: str) -> list[str]:
     """Return the command that runs a program, such as "-m" and a module."""
@@ -70,6 +72,11 @@ class Child:
         if self.process is not None and self._lock.acquire(blocking=False):
             kill(self.process)
             self._lock.release()
+
+
+def has_used_its_cpu_time(process: "subprocess.Popen[bytes] | None") -> bool:
+    """Return whether a child that is over was killed because of its RLIMIT_CPU."""
+    return process is not None and process.returncode == _CPU_LIMIT
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -22,7 +22,8 @@ from tgen.serve.live_views import Ids, check_length
 from tgen.serve.preparation import check_ids
 
 VIEWS = ("heads", "attention", "lens", "why")
-_SECONDS = 60.0  # of one answer
+_SECONDS = 60  # of CPU time of one answer
+_WALL = 12  # seconds per second of CPU time, since a busy machine has little of it
 _MAX_WAITING = 8
 _PATIENCE = 0.5  # seconds until it computes beside texts
 _POLL_SECONDS = 0.05
@@ -65,7 +66,7 @@ class InspectionProcess:
                 waited += _POLL_SECONDS
             bundle = model.bundle
             line = request.model_dump() | {"view": view, "path": str(bundle.path)}
-            line["stamp"] = str(bundle.stamp)
+            line |= {"stamp": str(bundle.stamp), "seconds": _SECONDS}
             line["adapter"] = None if bundle.adapter is None else str(bundle.adapter)
             run = asyncio.get_running_loop().run_in_executor
             answer = await run(self._thread, partial(self._ask, json.dumps(line)))
@@ -86,8 +87,9 @@ class InspectionProcess:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, line: str) -> dict[str, Any]:
+        process = None
         try:
-            with self._child.use(_SECONDS) as process:
+            with self._child.use(_WALL * _SECONDS) as process:
                 assert process.stdin
                 assert process.stdout
                 process.stdin.write(line.encode() + b"\n")
@@ -95,9 +97,9 @@ class InspectionProcess:
                 answer = process.stdout.readline()
                 if not answer:
                     raise EOFError
-        except TimeoutError:
-            raise timed_out(f"attention took more than {_SECONDS:g} seconds") from None
-        except (EOFError, OSError):
+        except (TimeoutError, EOFError, OSError) as error:
+            if isinstance(error, TimeoutError) or child.has_used_its_cpu_time(process):
+                raise timed_out(f"attention took more than {_SECONDS} s of CPU time") from None
             message = "the text takes too much memory to inspect; shorten it"
             raise HttpError(400, message, code="out_of_memory") from None
         return dict(json.loads(answer))

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ _TOP_TOKENS = _TOP_PARTS = 16
 def main() -> None:
     """Answer requests until the end of stdin.
 
-    A request has the `path`, `adapter` and `stamp` of a model, the `view`, token `ids`, and what
-    the view needs. The answer has what the view returns, or the `error`, or `not_loaded`.
+    A request has the `path`, `adapter` and `stamp` of a model, the `view`, token `ids`, the
+    `seconds` of CPU time that it may take, and what the view needs. The answer has what the view
+    returns, or the `error`, or `not_loaded`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     if hasattr(os, "nice"):
@@ -51,6 +53,7 @@ def main() -> None:
     opened: tuple[tuple[str, str | None, str], Inspector] | None = None
     for line in sys.stdin:
         request = json.loads(line)
+        set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
         model = request["path"], request["adapter"], request["stamp"]
         try:
             if opened is None or opened[0] != model:
