@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tgen.config import ModelConfig, Rope
 from tgen.machine.memory import check_ram
 from tgen.model import fused
+from tgen.model.activation_checkpointing import checkpoint_block
 from tgen.model.attention import (
     Mask,
     attend,
@@ -31,7 +32,7 @@ from tgen.model.attention import (
     document_positions,
     document_spans,
 )
-from tgen.model.dropout import Dropout, checkpoint_block
+from tgen.model.dropout import Dropout
 from tgen.model.kv_cache import KVCache
 from tgen.model.precision import linear, round_input, stored_product
 from tgen.model.rope import rotary_tables, sinusoid
