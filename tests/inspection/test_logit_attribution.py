@@ -109,7 +109,7 @@ def through_norm(norm, inputs, part):
 def test_absence_equals_a_run_without_the_token(family, tokenizer, monkeypatch):
     model = make_model(family, vocab_size=tokenizer.vocab_size)
     for batch_tokens in (4096, 40):
-        monkeypatch.setattr("tgen.inspection.logit_attribution._BATCH_TOKENS", batch_tokens)
+        monkeypatch.setattr("tgen.inspection.token_ablation._BATCH_TOKENS", batch_tokens)
         report = attribute_logit(model, tokenizer, IDS, query=9, target=TARGET)
         for one in report.tokens[:10]:
             ids = [i for position, i in enumerate(IDS[:10]) if position != one.position]
