@@ -27,8 +27,9 @@ from tgen.engine.cpu import (
     target,
     thread_pool,
 )
+from tgen.engine.cpu.amx_permission import may_use_amx
 from tgen.engine.cpu.compiler import compiled
-from tgen.engine.cpu.engine import CpuEngine, may_use_amx
+from tgen.engine.cpu.engine import CpuEngine
 from tgen.engine.cpu.intrinsics import address, primitive
 from tgen.engine.cpu.job_layout import (
     BFLOAT16,

@@ -1,16 +1,13 @@
 """The CPU engine: passes of up to `MAX_TOKENS` tokens through the compiled `forward`.
 
-The engines of one model share its weights and the buffers of a pass. Passes of many tokens use AMX,
-which Linux permits to processes that ask for it.
+The engines of one model share its weights and the buffers of a pass. Passes of many tokens use AMX
+where `amx_permission` allows it.
 """
 
-import ctypes
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from copy import copy
-from functools import cache
 from typing import Self
 
 import numpy as np
@@ -19,9 +16,9 @@ from tgen.checkpoint.dtypes import Array
 from tgen.config import CacheDtype, SamplingConfig, StoredAs
 from tgen.engine.base import CachingEngine, Logits, extended_lengths
 from tgen.engine.cpu import job_layout
+from tgen.engine.cpu.amx_permission import may_use_amx
 from tgen.engine.cpu.job_layout import (
     CHUNKS_PER_THREAD,
-    HAS_AMX,
     KEYS_PER_RANGE,
     LANES,
     PANEL,
@@ -29,7 +26,7 @@ from tgen.engine.cpu.job_layout import (
     TILE_BYTES,
     allocate_aligned,
 )
-from tgen.engine.cpu.kernel_cache import enter_function, forward_address, load_kernels
+from tgen.engine.cpu.kernel_cache import forward_address, load_kernels
 from tgen.engine.cpu.kv_cache import BlockedKVCache
 from tgen.engine.cpu.row_sampler import RowSampler, row_sampler
 from tgen.engine.cpu.thread_pool import MAX_LAYERS, thread_pool
@@ -37,7 +34,6 @@ from tgen.engine.cpu.weights import PackedWeights, padded_length
 from tgen.errors import ModelError
 from tgen.model.rope import rotary_tables, sinusoid
 
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 MAX_TOKENS = 288  # per pass, which reads all weights from RAM once; a multiple of tiles' 12 and 16
 MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk per token and head
 # A pass with fewer tokens is faster without AMX.
@@ -149,15 +145,6 @@ class CpuEngine(CachingEngine):
         """Replace everything with one sequence that has these keys and values."""
         with self._lock:
             self._cache.restore(keys, values)
-
-
-@cache
-def may_use_amx() -> bool:
-    """Whether the kernels are compiled for AMX and this process may use it; asks for it."""
-    if sys.platform != "linux" or not enter_function()(HAS_AMX, *[0] * 7):
-        return False
-    arguments = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
-    return bool(ctypes.pythonapi.syscall(*arguments) == 0)
 
 
 class PassRunner:
