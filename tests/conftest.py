@@ -126,14 +126,14 @@ def _assumed_speed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_samples() -> Iterator[None]:
     """Generate short samples in training runs: otherwise they take longer than the steps."""
-    from tgen.planning import budget
+    from tgen.planning import side_work
     from tgen.runs import forgetting
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forgetting, "TEXT_TOKENS", 4)
-        patch.setattr(budget, "SAMPLE_TOKENS", 4)
-        patch.setattr(budget, "MEMORIZATION_SAMPLES", 2)
-        patch.setattr(budget, "MEMORIZATION_TOKENS", 8)
+        patch.setattr(side_work, "SAMPLE_TOKENS", 4)
+        patch.setattr(side_work, "MEMORIZATION_SAMPLES", 2)
+        patch.setattr(side_work, "MEMORIZATION_TOKENS", 8)
         yield
 
 

@@ -25,10 +25,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def import_everything() -> None:
     """Import what the command imports; make forked commands generate less and skip calibration."""
     import_modules()
-    from tgen.planning import budget
+    from tgen.planning import side_work
     from tgen.runs import prepare
 
-    budget.MEMORIZATION_SAMPLES = budget.MEMORIZATION_TOKENS = 2
+    side_work.MEMORIZATION_SAMPLES = side_work.MEMORIZATION_TOKENS = 2
     prepare.measure_speed = lambda *_, **__: 1e9  # type: ignore[attr-defined]
 
 

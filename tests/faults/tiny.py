@@ -79,13 +79,13 @@ def import_everything(*, cheap: bool = True) -> None:
     """Import torch and, with `cheap`, replace slow parts that are not tested."""
     import torch
 
-    from tgen.planning import budget
+    from tgen.planning import side_work
     from tgen.runs import checkpoint_saver, forgetting, prepare, session, trainer
 
     assert session
     torch.set_num_threads(1)
     if cheap:
-        budget.SAMPLE_TOKENS = 2
+        side_work.SAMPLE_TOKENS = 2
         nothing = MemorizationReport(
             longest_run_bytes=0,
             natural_run_bytes=0,

@@ -12,8 +12,7 @@ from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
 from tgen.errors import CorpusError
 from tgen.lora import model_with_adapter
-from tgen.planning import budget
-from tgen.planning.budget import TEXT_TOKENS, choose_side_work, evaluation_seconds, general_seconds
+from tgen.planning import side_work
 from tgen.reports.training import DoneReport, PhaseReport, PlanReport
 from tgen.runs import forgetting, prepare, samples
 
@@ -24,8 +23,8 @@ WRITING = "writing the general text"
 def tuning(tmp_path, tokenizer, monkeypatch):
     for module, name in (
         (forgetting, "TEXT_TOKENS"),
-        (budget, "SAMPLE_TOKENS"),
-        (budget, "MEMORIZATION_TOKENS"),
+        (side_work, "SAMPLE_TOKENS"),
+        (side_work, "MEMORIZATION_TOKENS"),
     ):
         monkeypatch.setattr(module, name, 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
@@ -127,19 +126,3 @@ def test_record_of_an_earlier_version_resumes_without_new_fields(tuning, tmp_pat
     done = list(resume(tmp_path / "model", threads=1))[-1]
     assert isinstance(done, DoneReport)
     assert done.general_after is not None
-
-
-@pytest.mark.parametrize("speed", [1.0, 30.0, 300.0, 3e4])
-@pytest.mark.parametrize("minutes", [0.5, 1.5, 10.0])
-def test_general_text_takes_at_most_its_share_of_the_minutes(speed, minutes):
-    side_work = choose_side_work(TrainConfig(minutes=minutes), speed, general_tokens=None)
-    n_tokens = side_work.general_texts * TEXT_TOKENS
-    assert side_work.general_tokens == n_tokens
-    after = evaluation_seconds(n_tokens, speed)
-    assert general_seconds(side_work, speed) + after <= 0.05 * 60 * minutes
-
-
-@pytest.mark.parametrize(("minutes", "n_texts"), [(0.5, 0), (1.5, 32), (10.0, 256)])
-def test_number_of_texts_of_a_model_that_trains_on_300_tokens_per_second(minutes, n_texts):
-    side_work = choose_side_work(TrainConfig(minutes=minutes), 300.0, general_tokens=None)
-    assert side_work.general_texts == n_texts

@@ -10,7 +10,7 @@ import pytest
 from support.runs import TRAINED, request, resume
 from tgen import runs
 from tgen.errors import ModelError
-from tgen.planning import budget
+from tgen.planning import side_work
 from tgen.reports.json_text import json_record
 from tgen.reports.training import PhaseReport, PlanReport, RollbackReport, SampleReport, StepReport
 from tgen.runs import log as run_log
@@ -60,7 +60,7 @@ def test_log_has_every_report(tmp_path):
 
 
 def test_log_of_a_killed_and_resumed_run_equals_the_uninterrupted_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(budget, "SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(side_work, "SAMPLE_TOKENS", 2)
     n_reports = len(list(without_phases(runs.start(request(tmp_path, "whole")))))
     whole = [n for n in numbers(tmp_path / "whole") if n[0] != "SampleReport"]
     # After the plan, steps, step 5, its evaluation, its sample, step 6, the last but one report.

@@ -20,7 +20,7 @@ from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
 from tgen.lora import adapter, model_with_adapter
 from tgen.model.transformer import Transformer
-from tgen.planning import budget
+from tgen.planning import side_work
 from tgen.planning.costs import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
 from tgen.runs import fine_tuning, forgetting, prepare
@@ -29,8 +29,8 @@ from tgen.runs import fine_tuning, forgetting, prepare
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch):
     monkeypatch.setattr(forgetting, "TEXT_TOKENS", 4)
-    monkeypatch.setattr(budget, "SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(budget, "MEMORIZATION_TOKENS", 4)
+    monkeypatch.setattr(side_work, "SAMPLE_TOKENS", 4)
+    monkeypatch.setattr(side_work, "MEMORIZATION_TOKENS", 4)
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e9)
 
 

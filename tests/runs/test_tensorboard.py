@@ -11,7 +11,7 @@ import pytest
 from support.runs import request, resume, start_run
 from tgen import runs
 from tgen.errors import UsageError
-from tgen.planning import budget
+from tgen.planning import side_work
 from tgen.reports.training import DoneReport, EvalReport, EventsReport, SampleReport, StepReport
 from tgen.runs import tensorboard
 
@@ -70,7 +70,7 @@ def test_events_equal_the_reports(tmp_path):
 
 def test_events_after_stops_and_kills_equal_the_uninterrupted_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
-    monkeypatch.setattr(budget, "SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(side_work, "SAMPLE_TOKENS", 2)
     list(runs.start(request(tmp_path, "whole", tensorboard=True)))
     stops = iter([False] * 2 + [True])
     parts = tmp_path / "parts"

@@ -140,13 +140,13 @@ def run_python(request: dict[str, Any]) -> int:
 
 def assume_speed(rank: int) -> None:
     """Shorten what takes longer than training a tiny model; each rank has its own speed."""
-    from tgen.planning import budget
+    from tgen.planning import side_work
     from tgen.runs import forgetting, prepare
 
     forgetting.TEXT_TOKENS = 4  # type: ignore[attr-defined]
     prepare.measure_speed = lambda *_, **__: 2e10 * (1 + rank / 10)  # type: ignore[attr-defined]
-    budget.SAMPLE_TOKENS, budget.MEMORIZATION_TOKENS = 8, 24
-    budget.MEMORIZATION_SAMPLES = 2
+    side_work.SAMPLE_TOKENS, side_work.MEMORIZATION_TOKENS = 8, 24
+    side_work.MEMORIZATION_SAMPLES = 2
     # xz clears hundreds of megabytes however short the text is.
     prepare.xz_bits_per_byte = lambda *_: 2.0  # type: ignore[attr-defined]
 

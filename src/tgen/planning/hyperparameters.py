@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tgen.config import ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
-from tgen.planning.budget import SHARE, TEXT_TOKENS, Budget
+from tgen.planning.budget import Budget
 from tgen.planning.costs import n_parameters
 from tgen.planning.fine_tuning import (
     MIN_WARMUP_STEPS,
@@ -21,16 +21,10 @@ from tgen.planning.fine_tuning import (
 )
 from tgen.planning.memory import peak_bytes
 from tgen.planning.model_size import EXPLICIT, PlanInputs, PlannedRun
+from tgen.planning.side_work import SHARE, TEXT_TOKENS, choose_eval_every, choose_eval_tokens
 from tgen.reports.number_format import count, format_bytes, format_number
 from tgen.reports.training import Choice
 
-_EVALUATION_SHARE = 0.05  # fraction of the time
-_EVALUATED_TOKENS = 3  # cost about as much as one in a step
-_EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and samples
-_EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
-_ROUNDED_EPOCHS = 2.9  # so many may remain of them in whole steps
-_MIN_EVAL_EVERY, _MIN_FINE_TUNING_EVERY, _MEMORIZING_EVERY = 20, 5, 10  # steps: each also saves
-_EVAL_TOKENS = 1 << 18
 _LR_TIMES_WIDTH = 0.5  # AdamW's learning rate decreases with the width of the updated vectors
 _EMBEDDING_FACTOR = 8  # of the rate of an embedding of its own: a row has few gradients
 _MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
@@ -109,8 +103,11 @@ def choose_hyperparameters(
     """Return a run's hyperparameters, the user's included, and the table of all choices."""
     choose = _choose_fine_tuning if run.fine_tuning else _choose_new
     chosen, reasons = choose(run, budget)
-    eval_tokens = _choose_eval_tokens(run, budget)
-    eval_every, why_evaluation = _choose_eval_every(run, budget, eval_tokens)
+    side_work, steps, step_tokens = budget.side_work, budget.steps, budget.step_tokens
+    eval_tokens = choose_eval_tokens(run, side_work, steps * step_tokens)
+    eval_every, why_evaluation = choose_eval_every(
+        run, eval_tokens, steps, step_tokens, budget.tokens_per_second
+    )
     shared = {
         "batch_size": budget.step_tokens // run.context,
         "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
@@ -187,43 +184,6 @@ def _choose_fine_tuning(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainC
         patience=PATIENCE,
     )
     return config, Reasons("fine-tuning", why_rate, why_dropout, "not used for fine-tuning")
-
-
-def _choose_eval_tokens(run: PlannedRun, budget: Budget) -> int:
-    """Return the most tokens of an evaluation."""
-    if run.train.eval_tokens is not None:
-        return run.train.eval_tokens
-    limit = min(_EVAL_TOKENS, budget.side_work.evaluated_tokens or _EVAL_TOKENS)
-    if run.fine_tuning or run.train.steps is not None:
-        return limit
-    # One evaluation must fit into its share.
-    in_time = budget.steps * budget.step_tokens * _EVALUATION_SHARE * _EVALUATED_TOKENS
-    return max(1, min(limit, round(in_time)))
-
-
-def _choose_eval_every(run: PlannedRun, budget: Budget, eval_tokens: int) -> tuple[int, str]:
-    """Return the steps between evaluations, and the reason."""
-    train, inputs, step_tokens = run.train, run.inputs, budget.step_tokens
-    cost = min(inputs.val_tokens, eval_tokens) / _EVALUATED_TOKENS
-    tokens = cost / _EVALUATION_SHARE  # to train on in between
-    if run.fine_tuning:
-        every = math.ceil(inputs.train_tokens / step_tokens / 2)  # twice per epoch,
-        if inputs.val_tokens:  # and more often in long ones
-            every = min(every, max(_MIN_EVAL_EVERY, round(tokens / step_tokens)))
-        # With the clock, the run may have more steps than planned: one evaluation, at its end.
-        every = max(_MEMORIZING_EVERY if inputs.memorizes_rows else _MIN_FINE_TUNING_EVERY, every)
-        every = max(1, min(every, budget.steps * (1 if train.steps is not None else 2)))
-    else:
-        if train.steps is None:  # the same number of steps is the same run on every machine
-            tokens = max(tokens, _EVALUATION_SECONDS * budget.tokens_per_second)
-        tokens = min(tokens, _EVALUATION_EPOCHS * inputs.train_tokens)
-        every = max(_MIN_EVAL_EVERY, round(tokens / step_tokens))
-    epochs = every * step_tokens / inputs.train_tokens
-    if cost <= _EVALUATION_SHARE * every * step_tokens and epochs <= _ROUNDED_EPOCHS:
-        return every, f"at most {_EVALUATION_SHARE:.0%} of the time"
-    if run.fine_tuning:
-        return every, "at least twice per epoch" if epochs <= 0.5 else "a few steps apart"
-    return every, f"{format_number(epochs)} epochs apart"
 
 
 def _needs_memory(config: ResolvedTrainConfig, run: PlannedRun) -> bool:

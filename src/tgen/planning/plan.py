@@ -9,7 +9,7 @@ from tgen.config.option import MAX_WHOLE
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.batch_size import MAX_STEP_TOKENS
-from tgen.planning.budget import MAX_GENERATED_TOKENS, Budget, choose_budget, closing_seconds
+from tgen.planning.budget import Budget, choose_budget
 from tgen.planning.costs import matmul_params
 from tgen.planning.fine_tuning import choose_optimizer
 from tgen.planning.hyperparameters import (
@@ -25,6 +25,7 @@ from tgen.planning.model_size import (
     keep_model,
     tokens_per_second,
 )
+from tgen.planning.side_work import MAX_GENERATED_TOKENS, closing_seconds
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice
 

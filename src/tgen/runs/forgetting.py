@@ -14,7 +14,7 @@ import numpy as np
 from tgen import distributed
 from tgen.corpus import TokenDataset, Tokens
 from tgen.model.transformer import Transformer
-from tgen.planning.budget import TEXT_TOKENS
+from tgen.planning.side_work import TEXT_TOKENS
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
 from tgen.runs.fine_tuning import GENERAL_BYTES

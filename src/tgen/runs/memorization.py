@@ -12,7 +12,7 @@ from tgen.corpus import PackedRows, TokenDataset
 from tgen.corpus.overlap import find_members, prefix_sums, window_hashes
 from tgen.corpus.steps import finish
 from tgen.model.transformer import Transformer
-from tgen.planning import budget
+from tgen.planning import side_work
 from tgen.reports.training import DoneReport, MemorizationReport
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
@@ -45,8 +45,8 @@ def measure_memorization(
     """Return the report on a model, whose samples are compared with the texts of the run."""
     tokenizer = prepared.tokenizer
     plan = prepared.record.plan
-    prompts = [prepared.record.sample_prompt] * budget.MEMORIZATION_SAMPLES
-    n_tokens = min(budget.MEMORIZATION_TOKENS, plan.generated_tokens)
+    prompts = [prepared.record.sample_prompt] * side_work.MEMORIZATION_SAMPLES
+    n_tokens = min(side_work.MEMORIZATION_TOKENS, plan.generated_tokens)
     texts = finish(generate_texts(model, tokenizer, prompts, n_tokens, seed=0))
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train.ids[:_SEARCHED_TOKENS])

@@ -7,7 +7,7 @@ from tgen.corpus.steps import finish
 from tgen.engine.torch_engine import TorchEngine
 from tgen.generation.loop import generate
 from tgen.model.transformer import Transformer
-from tgen.planning import budget
+from tgen.planning import side_work
 from tgen.reports.training import SampleReport
 from tgen.runs.prepare import PreparedRun
 from tgen.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ def sample(prepared: PreparedRun, state: TrainState) -> Iterator[SampleReport]:
         return
     record, tokenizer = prepared.record, prepared.tokenizer
     prompt, step = record.sample_prompt, state.progress.step
-    n_tokens = min(budget.SAMPLE_TOKENS, record.plan.generated_tokens)
+    n_tokens = min(side_work.SAMPLE_TOKENS, record.plan.generated_tokens)
     if record.chat is not None:
         ids, stop = record.chat.sample_ids, [record.chat.end_id]
         (text,) = finish(_generate(model, tokenizer, [ids], n_tokens, stop=stop, seed=step))

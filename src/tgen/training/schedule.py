@@ -6,7 +6,7 @@ so that a resumed run repeats them, unless the machine has become slower: then t
 """
 
 from tgen.config.training import ResolvedTrainConfig
-from tgen.planning.budget import EXIT_SECONDS
+from tgen.planning.side_work import EXIT_SECONDS
 from tgen.training.state import Progress
 
 _OVERTIME = 1.02  # times the minutes: a run that would end later than this takes fewer steps
