@@ -1,9 +1,11 @@
 """Hyperparameters of a training run; None means that the plan chooses the value."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from tgen.config.model import ModelConfig
 from tgen.config.option import check_ranges, option, require, widen_floats
 
 LossOn = Literal["completion", "all"]
@@ -219,3 +221,24 @@ class ResolvedTrainConfig(TrainConfig):
         for one in fields(self):
             is_set = getattr(self, one.name) is not None or one.default is None
             require(is_set, one.name, None, "a value: only a plan can choose one")
+
+
+def settings_without_effect(
+    given: Collection[str], config: ResolvedTrainConfig, model: ModelConfig, *, has_val: bool
+) -> dict[str, str]:
+    """Return what each of the `given` settings would need, for those that change nothing."""
+    is_lora, not_muon = config.lora is not None, config.optimizer != "muon"
+    one_embedding = model.tied_embeddings or is_lora
+    unused = dict.fromkeys(("lora_alpha", "lora_targets"), "--lora") if not is_lora else {}
+    if not_muon:
+        names = "momentum", "matrix_learning_rate", "muon_scale", "separate_qkv"
+        unused |= dict.fromkeys(names, "optimizer=muon")
+    if one_embedding:
+        unused["embedding_learning_rate"] = "an embedding of its own that is trained"
+    if is_lora:
+        unused["separate_qkv"] = "training all weights"
+    if not config.bpe_dropout and config.bpe_dropout_in_decay:
+        unused["bpe_dropout_in_decay"] = "bpe_dropout"
+    if not has_val:
+        unused |= dict.fromkeys(("patience", "eval_tokens"), "a validation set")
+    return {name: needed for name, needed in unused.items() if name in given}

@@ -1,12 +1,11 @@
 """The plan for a corpus, a time budget and a machine, with the reasons for each choice."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tgen.config import SIZES, ModelConfig
 from tgen.config.option import MAX_WHOLE
-from tgen.config.training import ResolvedTrainConfig, TrainConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig, settings_without_effect
 from tgen.errors import CorpusError, UsageError
 from tgen.planning.batch_size import MAX_STEP_TOKENS
 from tgen.planning.budget import Budget, choose_budget
@@ -164,27 +163,6 @@ def _notes(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, n_more:
     elif n_more and config.eval_every < steps:
         notes.append(f"until the last, {evaluated}, spread evenly")
     return notes
-
-
-def settings_without_effect(
-    given: Collection[str], config: ResolvedTrainConfig, model: ModelConfig, *, has_val: bool
-) -> dict[str, str]:
-    """Return what each of the `given` settings would need, for those that change nothing."""
-    is_lora, not_muon = config.lora is not None, config.optimizer != "muon"
-    one_embedding = model.tied_embeddings or is_lora
-    unused = dict.fromkeys(("lora_alpha", "lora_targets"), "--lora") if not is_lora else {}
-    if not_muon:
-        names = "momentum", "matrix_learning_rate", "muon_scale", "separate_qkv"
-        unused |= dict.fromkeys(names, "optimizer=muon")
-    if one_embedding:
-        unused["embedding_learning_rate"] = "an embedding of its own that is trained"
-    if is_lora:
-        unused["separate_qkv"] = "training all weights"
-    if not config.bpe_dropout and config.bpe_dropout_in_decay:
-        unused["bpe_dropout_in_decay"] = "bpe_dropout"
-    if not has_val:
-        unused |= dict.fromkeys(("patience", "eval_tokens"), "a validation set")
-    return {name: needed for name, needed in unused.items() if name in given}
 
 
 def check_settings(

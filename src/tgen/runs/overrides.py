@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 from tgen import distributed
 from tgen.config import ModelConfig
 from tgen.config.option import MAX_WHOLE, require
-from tgen.config.training import ResolvedTrainConfig, TrainConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig, settings_without_effect
 from tgen.errors import TrainingError, UsageError, suggest
 from tgen.planning.budget import n_steps
-from tgen.planning.plan import Plan, check_settings, settings_without_effect
+from tgen.planning.plan import Plan, check_settings
 from tgen.runs.chat_rows import check_no_bpe_dropout
 from tgen.runs.request import ResumeRequest
 from tgen.runs.run_record import RunRecord
