@@ -18,7 +18,6 @@ from tgen.serve.call_form import CallForm, plan_calls
 from tgen.serve.http_error import HttpError, bad_request, name_as_sent
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest
 
-_COMPLETION_TOKENS = 16  # OpenAI's default
 _MAX_NOTES, _NOTE_LENGTH = 10, 200  # in a header
 _MAX_COMPOSED = 4  # maximum number of characters that a normalizer composes into one
 # As in OpenAI's API, penalties ignore the prompt, and a text must fit the context.
@@ -68,7 +67,9 @@ def prepare(
     for p, ids in enumerate(prompts):
         options = model.defaults | request_sampling | _FIXED
         options["logprobs"] = request.n_top or 0
-        options["max_new_tokens"] = _count(model, request, len(ids), max_tokens, strict=strict)
+        options["max_new_tokens"] = _limit_new_tokens(
+            model, request, len(ids), max_tokens, strict=strict
+        )
         try:
             sampling = SamplingConfig(**options, seed=row_seed(seed, p))
             first = model.request(ids, sampling, ends)
@@ -165,7 +166,7 @@ def _check_characters(model: LoadedModel, prompt: str) -> None:
         raise bad_request(message, "prompt", "context_length_exceeded")
 
 
-def _count(
+def _limit_new_tokens(
     model: LoadedModel, request: TextRequest, n_prompt: int, max_tokens: int, *, strict: bool
 ) -> int:
     """Return the maximum number of new tokens of a prompt's texts, which fit in the context."""
@@ -174,8 +175,9 @@ def _count(
         message = f"max_tokens: invalid value {requested}, expected at most {max_tokens:,}"
         code = "context_length_exceeded" if requested > length else None
         raise bad_request(message, "max_tokens", code)
-    default = max_tokens if request.chat or requested == -1 else _COMPLETION_TOKENS
-    count = default if requested is None or requested < 0 else requested
+    count = request.default_tokens if requested is None else requested
+    if count is None or count < 0:
+        count = max_tokens
     room = length + 1 - n_prompt  # a full context still predicts one more token
     needed = count if strict and requested == count else min(count, 1)
     if room < needed:

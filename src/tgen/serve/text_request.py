@@ -134,6 +134,7 @@ class _TextRequest(SamplingFields):
     """The fields that both endpoints have."""
 
     chat: ClassVar[bool]
+    default_tokens: ClassVar[int | None]  # of a text without max_tokens; None: as many as fit
     model: str
     n: _Choices = 1  # texts per prompt
     max_tokens: _Count | None = None
@@ -175,6 +176,7 @@ class CompletionRequest(_TextRequest):
     """The body of /v1/completions."""
 
     chat: ClassVar[bool] = False
+    default_tokens: ClassVar[int | None] = 16  # as in OpenAI's API
     prompt: Annotated[list[str | list[int]], PlainValidator(_check_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool = False
@@ -215,6 +217,7 @@ class ChatRequest(_TextRequest):
     """The body of /v1/chat/completions."""
 
     chat: ClassVar[bool] = True
+    default_tokens: ClassVar[int | None] = None
     needs_template: ClassVar[bool] = True  # else one message can be the prompt
     messages: Annotated[list[_Message], _ITEMS]
     logprobs: bool = False
