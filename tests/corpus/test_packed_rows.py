@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.models import make_model
 from tgen.corpus import PackedRows, Tokens
 from tgen.corpus.packing import assign_windows
-from tgen.training.evaluation import LossModule, evaluate, to_device
+from tgen.training.evaluation import evaluate
+from tgen.training.loss import LossModule, to_device
 
 LENGTHS = st.lists(st.integers(2, 17), min_size=1, max_size=30)
 

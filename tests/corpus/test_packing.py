@@ -20,8 +20,9 @@ from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 from tgen.reports.training import EvalReport, StepReport
 from tgen.tokenizer import train_char
-from tgen.training.evaluation import LossModule, evaluate
+from tgen.training.evaluation import evaluate
 from tgen.training.loop import train
+from tgen.training.loss import LossModule
 from tgen.training.state import TrainState, new_state
 
 CHAR = train_char([b"abc"])

@@ -14,7 +14,7 @@ from tgen.lora.layers import FrozenLinear, LowRankLinear, Rows, frozen_transform
 from tgen.lora.matrices import Pair, adapter_layout, new_shapes, parameter_shapes, sample_a
 from tgen.lora.merging import merge_pairs
 from tgen.model.transformer import Transformer
-from tgen.training.evaluation import DeviceBatch, loss_sum
+from tgen.training.loss import DeviceBatch, loss_sum
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "phi3", "classic", "gemma3"]
 

@@ -9,7 +9,7 @@ from tgen.model.attention import attend
 from tgen.model.dropout import Dropout
 from tgen.model.precision import matmul, product_precision
 from tgen.model.transformer import FeedForward, Linear
-from tgen.training.evaluation import cross_entropy
+from tgen.training.loss import cross_entropy
 
 
 def error(out, exact):

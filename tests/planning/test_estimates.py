@@ -26,7 +26,7 @@ from tgen.planning.multi_gpu import EFFICIENCY, choose_parallel, sent_bytes
 from tgen.reports.json_text import json_record
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.runs.log import RunLog
-from tgen.training.evaluation import cross_entropy
+from tgen.training.loss import cross_entropy
 from tgen.training.state import new_state
 
 GB = 10**9

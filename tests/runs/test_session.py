@@ -18,7 +18,8 @@ from tgen.errors import CorpusError, LockedError, TrainingError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, SampleReport, StepReport
 from tgen.storage import locks
-from tgen.training.evaluation import LossModule, evaluate
+from tgen.training.evaluation import evaluate
+from tgen.training.loss import LossModule
 
 
 @pytest.mark.parametrize(

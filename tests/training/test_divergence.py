@@ -17,19 +17,20 @@ from tgen.experiments.run_summary import summarize_run
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, RollbackReport, StepReport
 from tgen.runs import log as run_log
-from tgen.training import evaluation, loop, optimizers
+from tgen.training import loop, optimizers
+from tgen.training import loss as loss_module
 from tgen.training.evaluation import Evaluation
 from tgen.training.state import TrainState
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool]) -> None:
     """Make the n-th loss, and so its gradient, NaN if `bad(n)`."""
-    original, count = evaluation.loss_sum, iter(range(10**6))
+    original, count = loss_module.loss_sum, iter(range(10**6))
 
     def loss(*arguments):
         return original(*arguments) * (float("nan") if bad(next(count)) else 1)
 
-    monkeypatch.setattr(evaluation, "loss_sum", loss)
+    monkeypatch.setattr(loss_module, "loss_sum", loss)
 
 
 def ignore_found_inf(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,8 @@ from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset, Tokens
 from tgen.model.precision import has_bfloat16_units
 from tgen.model.transformer import Transformer
-from tgen.training.evaluation import (
-    LossModule,
-    evaluate,
-    evaluate_alone,
-    loss_and_derivatives,
-    tokens_for_error,
-)
+from tgen.training.evaluation import evaluate, evaluate_alone, tokens_for_error
+from tgen.training.loss import LossModule
 from tgen.training.state import new_state
 
 
@@ -102,19 +97,3 @@ def test_logits_are_scaled_for_the_lowest_loss_in_the_saved_weights_as_well(fami
 )
 def test_bfloat16_is_used_where_the_gpu_has_units_for_it(capability, expected):
     assert has_bfloat16_units(capability) is expected
-
-
-@pytest.mark.parametrize("n", [64, 100, 128, 300])
-def test_losses_are_added_in_the_order_of_earlier_runs(n):
-    """A run that resumes has the bits of an uninterrupted one, whichever version began it."""
-    x, head, targets = torch.randn(n, 8), torch.randn(70, 8), torch.randint(70, (n,))
-    logits = x @ head.T
-    logits = logits - logits.amax(1, keepdim=True)
-    wanted, exp = logits.gather(1, targets[:, None]), logits.exp()
-    total = exp.sum(1, keepdim=True)
-    mean = exp.mul_(logits).sum(1, keepdim=True) / total
-    square = exp.mul_(logits).sum(1, keepdim=True) / total
-    rows = torch.cat([total.log() - wanted, mean - wanted, square - mean**2], 1)
-    sums = loss_and_derivatives(x, head, targets)
-    assert torch.equal(sums[:3], rows.sum(0))
-    assert sums[3] == (logits.argmax(1) != targets).sum()

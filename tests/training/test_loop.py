@@ -14,8 +14,8 @@ from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training import loop
 from tgen.training.calibrate import random_dataset
-from tgen.training.evaluation import to_device
 from tgen.training.loop import train
+from tgen.training.loss import to_device
 from tgen.training.schedule import seconds_left
 from tgen.training.state import Progress, TrainState, new_state
 

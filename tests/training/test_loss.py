@@ -9,9 +9,9 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset, Tokens
 from tgen.model.transformer import Transformer
-from tgen.training import evaluation as loss_module
-from tgen.training.evaluation import cross_entropy, loss_and_derivatives
+from tgen.training import loss as loss_module
 from tgen.training.loop import train
+from tgen.training.loss import cross_entropy, loss_and_derivatives
 from tgen.training.state import TrainState
 
 
@@ -72,6 +72,22 @@ def test_greedy_decoding_takes_the_first_of_equal_logits():
 def test_loss_is_finite_where_a_probability_underflows():
     x = torch.tensor([[1000.0, -1000.0]])
     assert cross_entropy(x, torch.eye(2), torch.tensor([1])).item() == pytest.approx(2000)
+
+
+@pytest.mark.parametrize("n", [64, 100, 128, 300])
+def test_losses_are_added_in_the_order_of_earlier_runs(n):
+    """A run that resumes has the bits of an uninterrupted one, whichever version began it."""
+    x, head, targets = torch.randn(n, 8), torch.randn(70, 8), torch.randint(70, (n,))
+    logits = x @ head.T
+    logits = logits - logits.amax(1, keepdim=True)
+    wanted, exp = logits.gather(1, targets[:, None]), logits.exp()
+    total = exp.sum(1, keepdim=True)
+    mean = exp.mul_(logits).sum(1, keepdim=True) / total
+    square = exp.mul_(logits).sum(1, keepdim=True) / total
+    rows = torch.cat([total.log() - wanted, mean - wanted, square - mean**2], 1)
+    sums = loss_and_derivatives(x, head, targets)
+    assert torch.equal(sums[:3], rows.sum(0))
+    assert sums[3] == (logits.argmax(1) != targets).sum()
 
 
 def test_micro_batches_train_the_same():

@@ -221,7 +221,7 @@ from support.models import make_model
 from tgen import distributed
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.precision import product_precision
-from tgen.training.evaluation import DeviceBatch
+from tgen.training.loss import DeviceBatch
 from tgen.training.state import full_tensor, new_state
 train = ResolvedTrainConfig(precision="bfloat16")
 def gradients(config, tokens, precision, n_ranks, parallel):

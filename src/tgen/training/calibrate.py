@@ -20,8 +20,8 @@ from tgen.machine.memory import retain_freed_memory
 from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import MeasuredStep
-from tgen.training.evaluation import DeviceBatch, loss_sum
 from tgen.training.loop import train
+from tgen.training.loss import DeviceBatch, loss_sum
 from tgen.training.optimizers import Muon
 from tgen.training.state import new_state
 

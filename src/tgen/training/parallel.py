@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tgen import distributed
 from tgen.config.training import Parallel
-from tgen.training.evaluation import LossModule
+from tgen.training.loss import LossModule
 
 _SYNC_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # torch's names, newest first
 

@@ -22,7 +22,7 @@ from tgen.lora.layers import frozen_transformer
 from tgen.lora.matrices import NewAdapter, parameter_shapes
 from tgen.model.transformer import Transformer
 from tgen.training.bigram_start import start_from_bigrams
-from tgen.training.evaluation import LossModule
+from tgen.training.loss import LossModule
 from tgen.training.optimizers import Orthogonalize, make_optimizers, orthogonalize_parts
 
 
