@@ -14,7 +14,7 @@ from tgen.errors import UsageError
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import flops_per_token
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
-from tgen.training.calibrate import RandomRun
+from tgen.training.machine_speed import RandomRun
 
 SHAPE = dict(vocab_size=40, n_layers=2, d_model=16, n_heads=2, context_length=8)
 CPU = torch.device("cpu")

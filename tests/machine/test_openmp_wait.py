@@ -10,7 +10,7 @@ import torch
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.machine.openmp_wait import BusyMachine
-from tgen.training.calibrate import RandomRun
+from tgen.training.machine_speed import RandomRun
 
 
 def sleeping(machine):

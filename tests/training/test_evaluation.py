@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from tgen.config import ModelConfig
-from tgen.config.training import ResolvedTrainConfig
 from tgen.corpus import TokenDataset, Tokens
 from tgen.model.precision import has_bfloat16_units
 from tgen.model.transformer import Transformer
 from tgen.training.evaluation import evaluate, evaluate_alone, tokens_for_error
 from tgen.training.loss import LossModule
-from tgen.training.state import new_state
 
 
 def test_bits_per_byte_match_the_definition():
@@ -50,37 +48,6 @@ def test_tokens_for_an_error_grow_with_its_inverse_square():
     assert tokens_for_error(parts, 400, error) == pytest.approx(400, abs=1)
     assert tokens_for_error(parts, 400, error / 3) == pytest.approx(3600, abs=1)
     assert tokens_for_error(parts[:1], 400, error) == sys.maxsize
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma3", "granite"])
-def test_logits_are_scaled_for_the_lowest_loss_in_the_saved_weights_as_well(family):
-    shape = {"vocab_size": 40, "n_layers": 1, "d_model": 16, "n_heads": 2, "context_length": 8}
-    config = ModelConfig.of(family, **shape)
-    state = new_state(config, ResolvedTrainConfig(), torch.device("cpu"))
-    text = [0]
-    with torch.no_grad():
-        state.model.output_weight.normal_(std=0.5 * config.logits_divisor)
-        state.loss_module.eval()
-        while len(text) < 500:  # sampled at temperature 2, each token in its window of 8
-            window = torch.tensor([text[(len(text) - 1) // 8 * 8 :]])
-            text += torch.softmax(state.model(window)[0, -1] / 2, 0).multinomial(1).tolist()
-    tokens = Tokens(np.array(text, np.uint16))
-    store = TokenDataset(
-        train=tokens, val=tokens, val_bytes=600, context_length=8, batch_size=1, seed=0
-    )
-    scales, losses = [1.0], []
-    for _ in range(20):
-        evaluation = evaluate(state.loss_module, store, logit_scale=scales[-1])
-        losses.append(evaluation.loss)
-        scales.append(evaluation.best_logit_scale)
-    assert scales[-1] == pytest.approx(scales[-2], abs=1e-5)
-    assert scales[-1] == pytest.approx(0.5, abs=0.15)
-    for near in (0.99, 1.01):
-        other = evaluate(state.loss_module, store, logit_scale=scales[-1] * near)
-        assert other.loss > losses[-1]
-    weights = state.copy_weights(logit_scale=scales[-1])
-    saved = evaluate(LossModule(Transformer.from_arrays(config, weights)), store)
-    assert saved.loss == pytest.approx(losses[-1], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from tgen.corpus import Batch, TokenDataset, Tokens
 from tgen.model.transformer import Transformer
 from tgen.reports.training import DoneReport, EvalReport, StepReport
 from tgen.training import loop
-from tgen.training.calibrate import random_dataset
 from tgen.training.loop import train
 from tgen.training.loss import to_device
+from tgen.training.machine_speed import random_dataset
 from tgen.training.schedule import seconds_left
 from tgen.training.state import Progress, TrainState, new_state
 

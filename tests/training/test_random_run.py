@@ -9,8 +9,8 @@ from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.reports.training import StepReport
-from tgen.training.calibrate import RandomRun, random_dataset
 from tgen.training.loop import train
+from tgen.training.machine_speed import RandomRun, random_dataset
 from tgen.training.state import new_state
 
 SHAPE = dict(vocab_size=40, n_layers=2, d_model=16, n_heads=2, context_length=8)

@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile, record_function
 from tgen.config import SIZES, ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.precision import computes_bfloat16
-from tgen.training.calibrate import RandomRun
+from tgen.training.machine_speed import RandomRun
 from versus import harness
 
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}

@@ -31,7 +31,7 @@ from tgen.benchmark.statistics import timing
 from tgen.config import Activation, ModelConfig
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.model.precision import computes_bfloat16
-from tgen.training.calibrate import RandomRun
+from tgen.training.machine_speed import RandomRun
 from versus import harness
 from versus.learning import nanogpt
 

@@ -24,7 +24,7 @@ from tgen.machine.memory import peak_memory_bytes
 from tgen.planning.costs import flops_per_token
 from tgen.planning.memory import check_memory
 from tgen.reports.benchmark import TrainingStepReport, TrialReport
-from tgen.training.calibrate import RandomRun
+from tgen.training.machine_speed import RandomRun
 
 
 def measure_training_step(

@@ -64,7 +64,7 @@ from tgen.runs.tokenizing import (
 )
 from tgen.tokenizer import Tokenizer
 from tgen.training.baselines import ngram_bits_per_byte, xz_bits_per_byte
-from tgen.training.calibrate import MIN_STEPS, measure_speed, measure_step
+from tgen.training.machine_speed import MIN_STEPS, measure_speed, measure_step
 from tgen.training.state import TrainState, new_state
 from tgen.version import __version__
 

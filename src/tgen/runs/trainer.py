@@ -41,6 +41,7 @@ from tgen.training.early_stopping import decay_from_best
 from tgen.training.evaluation import evaluate_alone, tokens_for_error
 from tgen.training.loop import done_report, evaluation_is_due, train
 from tgen.training.state import TrainState
+from tgen.training.temperature_scaling import scale_logits
 
 _MAX_DIVERGENCES = 3
 _FINAL_RETRY_SECONDS = (0.5, 1.0, 2.0)  # delays between attempts at the final save
@@ -214,8 +215,8 @@ class Trainer:
         """Return how to save the model or the adapter of the state, and the bytes of its arrays, on
         rank 0; nothing on the others, which must call this, too."""
         record, adapter = self.prepared.record, self.prepared.new_adapter
-        scale = state.progress.logit_scale
-        weights = {} if adapter is not None else state.copy_weights(logit_scale=scale)
+        weights = {} if adapter is not None else state.copy_weights()
+        weights = scale_logits(weights, state.model.config, state.progress.logit_scale)
         if not distributed.is_rank_zero():
             return ()
         described = self.out, state.model.config, self.prepared.tokenizer

@@ -17,6 +17,7 @@ from tgen.corpus import Batch, PackedRows, TokenDataset
 from tgen.model.transformer import Transformer
 from tgen.reports.standard_error import bits_per_byte_error
 from tgen.training.loss import LossModule, to_device
+from tgen.training.temperature_scaling import next_scale
 
 # Loss in nats, its derivatives with respect to the logits' scale, targets that greedy decoding
 # would not choose, and number of target tokens.
@@ -25,7 +26,6 @@ WindowLoss = tuple[float, float, float, float, int]
 Batches = TokenDataset | PackedRows  # functions of the step, without state
 
 _MAX_PARTS = 64  # of an evaluation
-_MAX_SCALE_STEP = 1.25  # of the logits, from one evaluation to the next
 
 
 class Evaluation(NamedTuple):
@@ -98,17 +98,8 @@ def _summarize(
         loss * bits_per_nat,
         error if math.isfinite(error) else None,
         parts,
-        _newton_step(logit_scale, first.sum(), second.sum()),
+        next_scale(logit_scale, first.sum(), second.sum()),
     )
-
-
-def _newton_step(scale: float, first: float, second: float) -> float:
-    """Return a scale closer to the minimum of the loss, a convex function of the scale, from its
-    derivatives."""
-    if not (math.isfinite(first) and second > 0):
-        return scale
-    low, high = scale / _MAX_SCALE_STEP, scale * _MAX_SCALE_STEP
-    return float(min(max(scale - first / second, low), high))
 
 
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:

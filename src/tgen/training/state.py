@@ -125,17 +125,9 @@ class TrainState:
             return Transformer.from_arrays(self.model.config, arrays) if arrays else None
         return self.model if distributed.is_rank_zero() else None
 
-    def copy_weights(self, *, logit_scale: float = 1.0) -> dict[str, NDArray[Any]]:
-        """Return all weights on rank 0, named as `Transformer.to_arrays` does, none on the others;
-        the final norm, in whose output the logits are linear, is multiplied by `logit_scale`."""
-        weights = {name: array.copy() for name, array in self._whole_weights()}
-        if weights and logit_scale != 1:
-            # A norm that adds one multiplies by 1 + weight.
-            one = 1 if self.model.config.norm_adds_one else 0
-            weights["final_norm.weight"] = (weights["final_norm.weight"] + one) * logit_scale - one
-            for name in weights.keys() & {"final_norm.bias", "lm_head.bias"}:
-                weights[name] = weights[name] * logit_scale
-        return weights
+    def copy_weights(self) -> dict[str, NDArray[Any]]:
+        """Return all weights on rank 0, named as in `Transformer.to_arrays`; none on the others."""
+        return {name: array.copy() for name, array in self._whole_weights()}
 
     def hash_weights(self) -> str:
         """Return the SHA-256 of all weights; all ranks must call this."""

@@ -10,8 +10,8 @@ from tgen.config import SIZES, ModelConfig
 from tgen.config.training import ResolvedTrainConfig
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import MeasuredStep
-from tgen.training import calibrate
-from tgen.training.calibrate import RandomRun
+from tgen.training import machine_speed
+from tgen.training.machine_speed import RandomRun
 from tgen.training.optimizers import Muon
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_speed_is_six_operations_per_parameter_and_token(monkeypatch, precision,
     config = ModelConfig.of("qwen3", **SIZES["tiny"], vocab_size=1024)
     n_parameters = sum(p.numel() for p in Transformer(config).parameters())
     operations = 6 * n_parameters * windows * 128
-    speed = calibrate.measure_speed(torch.device("cpu"), precision, seconds=seconds)
+    speed = machine_speed.measure_speed(torch.device("cpu"), precision, seconds=seconds)
     assert speed == operations / 0.5
 
 
@@ -47,11 +47,11 @@ def test_time_of_a_step_is_the_median_without_the_first(monkeypatch):
     monkeypatch.setattr(RandomRun, "advance", advance)
     monkeypatch.setattr(Muon, "step", muon_step)
     model = ModelConfig.of("qwen3", **SIZES["nano"], vocab_size=300)
-    measured = calibrate.measure_step(model, ResolvedTrainConfig(batch_size=3), CPU, seconds=0)
+    measured = machine_speed.measure_step(model, ResolvedTrainConfig(batch_size=3), CPU, seconds=0)
     assert measured == MeasuredStep(3 * model.context_length, 2.0, 0.5)
-    assert len(steps) == calibrate.MIN_STEPS
+    assert len(steps) == machine_speed.MIN_STEPS
     adamw = ResolvedTrainConfig(optimizer="adamw")
     steps.clear()
-    assert calibrate.measure_step(model, adamw, CPU, seconds=0).muon_seconds == 0
+    assert machine_speed.measure_step(model, adamw, CPU, seconds=0).muon_seconds == 0
     assert measured.seconds_of(6 * model.context_length) == 3.5
     assert measured.seconds_of(3 * model.context_length, muon=False) == 1.5
