@@ -1,25 +1,78 @@
-"""Metrics of a run in Weights & Biases or trackio, through their own libraries.
+"""Metrics of a run for other programs: Weights & Biases or trackio, through their own libraries, and
+TensorBoard, by `tensorboard`. If a log fails, training continues without it.
 
-Both write to local files; only `wandb:online` lets its library use the network. Their defaults say
-where the files are: WANDB_DIR, TRACKIO_DIR.
+The libraries write to local files; only `wandb:online` lets its library use the network. Their
+defaults say where the files are: WANDB_DIR, TRACKIO_DIR.
 """
 
 import os
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
-from typing import Any
+from typing import Any, Protocol
 
 from tgen.errors import UsageError
 from tgen.planning.costs import n_parameters
-from tgen.reports.training import EvalReport, RunReport, StepReport
+from tgen.reports.training import EvalReport, EventsReport, RunReport, StepReport
 from tgen.runs.request import Log
 from tgen.runs.run_record import RunRecord
-from tgen.runs.tensorboard import scalars
 
 _PROJECT = "tgen"
+
+
+class EventLog(Protocol):
+    """A log of the numbers of reports; its methods raise OSError."""
+
+    name: str
+
+    def add(self, report: RunReport) -> None:
+        """Write the numbers of a report."""
+
+    def close(self) -> None:
+        """Write what is buffered, and end."""
+
+
+def write_events(
+    reports: Iterator[RunReport], open_log: Callable[[], EventLog], *, after_step: int
+) -> Iterator[RunReport]:
+    """Yield every report after writing its numbers to the log, which is opened for the first.
+
+    If writing fails, an EventsReport says so and the reports continue without events.
+    """
+    events: EventLog | None = None
+    step, failed = after_step, False
+    try:
+        for report in reports:
+            reason = ""
+            try:
+                if not failed:
+                    events = events or open_log()
+                    events.add(report)
+            except OSError as error:
+                # No retry: events after half an event cannot be read.
+                failed, reason = True, error.strerror or str(error)
+            yield report
+            step = getattr(report, "step", step)
+            if reason:
+                name = events.name if events else "the log of metrics"
+                yield EventsReport(step=step, failed=reason, name=name)
+    finally:
+        if events is not None:
+            with suppress(OSError):
+                events.close()
+
+
+def scalars(report: StepReport | EvalReport) -> dict[str, float]:
+    """Return the numbers of a report by their names."""
+    if isinstance(report, EvalReport):
+        validation = {"loss": report.loss, "bits_per_byte": report.bits_per_byte}
+        return {f"{name}/validation": value for name, value in validation.items()}
+    loss = {} if report.loss is None else {"loss/train": report.loss}
+    rate, speed = report.learning_rate, report.tokens_per_second
+    return {**loss, "learning_rate": rate, "tokens_per_second": speed}
 
 
 def require(log: Log) -> None:

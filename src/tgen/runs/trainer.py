@@ -83,13 +83,13 @@ class Trainer:
         record, step = self.prepared.record, state.progress.step
         if record.tensorboard and distributed.is_rank_zero():
             folder = run_state.folder(self.out) / "tensorboard"
-            open_log: Callable[[], tensorboard.EventLog]
+            open_log: Callable[[], tracking.EventLog]
             open_log = partial(tensorboard.EventFile, folder, step)
-            reports = tensorboard.write_events(reports, open_log, after_step=step)
+            reports = tracking.write_events(reports, open_log, after_step=step)
         if record.log is not None and distributed.is_rank_zero():
             name = self.out.resolve().name
             open_log = partial(tracking.Tracker, record.log, record, name, step)
-            reports = tensorboard.write_events(reports, open_log, after_step=step)
+            reports = tracking.write_events(reports, open_log, after_step=step)
         yield from reports
 
     def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:
