@@ -1,5 +1,5 @@
-"""Metrics of a run for other programs: Weights & Biases or trackio, through their own libraries, and
-TensorBoard, by `tensorboard`. If a log fails, training continues without it.
+"""Metrics of a run for other programs: Weights & Biases and trackio, through their own libraries,
+and TensorBoard, through `tensorboard`. If a log fails, training continues without it.
 
 The libraries write to local files; only `wandb:online` lets its library use the network. Their
 defaults say where the files are: WANDB_DIR, TRACKIO_DIR.
