@@ -23,7 +23,7 @@ from tgen.model.transformer import Transformer
 from tgen.planning import side_work
 from tgen.planning.costs import n_parameters
 from tgen.reports.training import DoneReport, EvalReport, PlanReport
-from tgen.runs import fine_tuning, forgetting, prepare
+from tgen.runs import base_model, forgetting, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_all_weights_of_an_adapter_with_its_base_are_fine_tuned(tmp_path, base):
     list(runs.start(lora_request(tmp_path, base)))
     config = TrainConfig(steps=1)
     run_request = lora_request(tmp_path, tmp_path / "tuned", "again", lora=None, steps=1)
-    opened, _ = fine_tuning.open_base(run_request, config)
+    opened, _ = base_model.open_base(run_request, config)
     assert opened.bundle
     merged, plain = (
         model_with_adapter.load(tmp_path / "tuned").arrays,

@@ -1,4 +1,4 @@
-"""The start of a fine-tuning run: a base model and, with LoRA, an adapter on it.
+"""The base model of a fine-tuning run and, with LoRA, an adapter on it.
 
 The states of a LoRA run have the adapter alone, so a resumed run finds the base again, by its path
 or its name, and checks its digest.
@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen import corpus
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import CHECKPOINT, PATH, WEIGHTS_DIRECTORY, find_model
 from tgen.checkpoint.stored_models import is_adapter
 from tgen.config import ModelConfig
-from tgen.config.input_files import Reading
 from tgen.config.training import TrainConfig
-from tgen.corpus.steps import Steps
-from tgen.errors import CorpusError, TgenError, TrainingError, UsageError
+from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
 from tgen.lora import model_with_adapter
 from tgen.lora.matrices import Pair, new_shapes
@@ -32,8 +29,6 @@ from tgen.planning.costs import FrozenModel
 from tgen.runs import saved_state as run_state
 from tgen.runs.request import RunRequest
 from tgen.runs.run_record import AdapterRecord
-
-GENERAL_BYTES = 1 << 15  # of the text whose loss is reported before and after
 
 
 @dataclass(frozen=True)
@@ -168,37 +163,6 @@ def load_base(
 def _dequantize(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return arrays of floats: of a quantized file once, for the digest and for training."""
     return {name: np.asarray(array) for name, array in arrays.items()}
-
-
-def read_general(path: Path, reading: Reading) -> Steps[bytes]:
-    """Return the first 32 KB of the user's general text, or of the texts of rows; CorpusError for
-    an empty text."""
-    try:
-        read = yield from corpus.read_in_steps(
-            [str(path)], reading=Reading(encoding=reading.encoding)
-        )
-    except CorpusError as error:
-        raise CorpusError(f"--general {path}: {error.message}", error.hint) from None
-    texts: list[bytes] = []
-    for document in read.documents:
-        parts = [part[:GENERAL_BYTES] for part in document]
-        if read.is_chat:
-            messages = corpus.parse_conversation(b"".join(part[:] for part in document)).messages
-            parts = [message["content"].encode() + b"\n" for message in messages]
-        texts.append(b"".join(parts))
-        if sum(map(len, texts)) >= GENERAL_BYTES:
-            break
-    read.close()
-    text = b"\n".join(texts)[:GENERAL_BYTES]
-    return text.decode("utf-8", errors="ignore").encode() or text
-
-
-def cut_general(text: bytes, n_tokens: int, limit: int) -> bytes:
-    """Return about the first `limit` of a text's `n_tokens` tokens."""
-    if n_tokens <= limit:
-        return text
-    text = text[: len(text) * limit // n_tokens]
-    return text.decode("utf-8", errors="ignore").encode() or text
 
 
 def source_optimizer(path: Path) -> str | None:

@@ -17,7 +17,7 @@ from tgen.model.transformer import Transformer
 from tgen.planning.side_work import TEXT_TOKENS
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
-from tgen.runs.fine_tuning import GENERAL_BYTES
+from tgen.runs.general_text import GENERAL_BYTES
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
 from tgen.runs.tokenizing import PhaseProgress, Phases

@@ -44,8 +44,9 @@ from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.planning.shape import nearest_size
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
+from tgen.runs.base_model import Base, open_base, source_optimizer
 from tgen.runs.chat_rows import prepare_rows, rows_report
-from tgen.runs.fine_tuning import Base, cut_general, open_base, read_general, source_optimizer
+from tgen.runs.general_text import cut_general, read_general
 from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
 from tgen.runs.request import RunRequest

@@ -21,7 +21,7 @@ from tgen.machine.device import Device, choose_device, n_threads, set_threads
 from tgen.reports.training import PhaseReport
 from tgen.runs import rank_sync
 from tgen.runs import saved_state as run_state
-from tgen.runs.fine_tuning import load_base
+from tgen.runs.base_model import load_base
 from tgen.runs.prepare import PreparedRun, broadcast_run, new_run_id
 from tgen.runs.request import RunRequest
 from tgen.runs.resuming import (

@@ -20,7 +20,7 @@ from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import log as run_log
 from tgen.runs import rank_sync, tensorboard, tracking
 from tgen.runs import saved_state as run_state
-from tgen.runs.fine_tuning import dequantize_base, load_base
+from tgen.runs.base_model import dequantize_base, load_base
 from tgen.runs.forecast import forecast_run, times_as_long
 from tgen.runs.forgetting import measure_before
 from tgen.runs.overrides import apply_overrides
