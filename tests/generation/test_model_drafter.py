@@ -209,7 +209,7 @@ def test_a_draft_model_that_is_not_smaller_is_refused(trained, draft_model, run_
         assert result.stderr.endswith(b"\nhint: name a smaller model with the same tokenizer\n")
 
 
-def test_a_draft_model_with_other_tokens_is_refused(trained, run_here):
+def test_a_draft_model_with_other_tokens_is_refused(trained, tmp_path, run_here):
     with pytest.raises(UsageError, match=r"draft_model=.*its tokens are not those of") as caught:
         load(trained, threads=1, draft_model=shipped_model())
     assert caught.value.hint == "name a smaller model with the same tokenizer"
@@ -219,6 +219,7 @@ def test_a_draft_model_with_other_tokens_is_refused(trained, run_here):
         (("--draft", "off"), b"--draft-model cannot be combined with --draft off"),
         (("--no-kv-cache",), b"--draft-model cannot be combined with --no-kv-cache"),
         (("--draft-model", "nope"), b"--draft-model: model 'nope' does not exist"),
+        (("--draft-model", tmp_path), b"--draft-model: "),
     ):
         result = run_here("generate", *options, *more)
         assert result.returncode in (1, 2)

@@ -1,5 +1,7 @@
 """Load a command's model, and report slow steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,12 +32,25 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
     return (path, None) if model is None else (find_model(model).path, path)
 
 
-def find_draft_model(name: str | None) -> Path | None:
-    """Return the path of the model that `--draft-model` names; errors name the option."""
+@contextmanager
+def _of_draft_model() -> Iterator[None]:
+    """Name the option in the errors of the model that drafts."""
     try:
-        return None if name is None else find_paths(name, None)[0]
+        yield
     except ModelError as error:
         raise ModelError(f"--draft-model: {error.message}", error.hint) from None
+
+
+def find_draft_model(name: str | None) -> Path | None:
+    """Return the path of the model that `--draft-model` names."""
+    with _of_draft_model():
+        return None if name is None else find_paths(name, None)[0]
+
+
+def load_draft_model(path: Path, options: EngineOptions) -> "LoadedModel":
+    """Load the model that `--draft-model` names."""
+    with _of_draft_model():
+        return load_model(path, options)
 
 
 def short_name(model: str | None, path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tgen.cli import console
-from tgen.cli.model_loading import find_draft_model, load_model, short_name
+from tgen.cli.model_loading import find_draft_model, load_draft_model, load_model, short_name
 from tgen.cli.options import (
     draft_model_option,
     engine_options,
@@ -254,15 +254,13 @@ def run_server(options: ServeOptions, *, text: bytes = b"") -> None:
         ),
     )
 
-    @cache
-    def load_draft_model(path: Path) -> "LoadedModel":
-        return load_model(path, options.engine)
+    load_draft = cache(load_draft_model)  # for all models of this server
 
     def load(source: "ModelSource") -> "LoadedModel":
         model = load_model(source.path, options.engine, adapter=source.adapter)
         try:
             if draft_path is not None:
-                model.draft_with(load_draft_model(draft_path))
+                model.draft_with(load_draft(draft_path, options.engine))
         except UsageError as error:  # other models of this server may have its tokens
             if len(sources) == 1:
                 raise

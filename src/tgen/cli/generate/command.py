@@ -65,7 +65,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.cli.generate.chat import Session, message, require_terminal
     from tgen.cli.generate.chat_commands import Settings
     from tgen.cli.generate.input_rows import LineReader
-    from tgen.cli.model_loading import find_draft_model, find_paths, load_model, load_shared
+    from tgen.cli.model_loading import find_draft_model, find_paths, load_draft_model, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast
     from tgen.generation.random_numbers import new_seed
@@ -90,7 +90,7 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     prompt = None if no_prompt else read_prompt(options.prompt, options.prompt_file)
     model = load_shared(path, options.engine, ranks, adapter=adapter)
     if draft_path is not None:
-        model.draft_with(load_model(draft_path, model.options))
+        model.draft_with(load_draft_model(draft_path, model.options))
 
     @lru_cache
     def training_words() -> bytes:
