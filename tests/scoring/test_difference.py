@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tgen.scoring.statistics import Units, compare, permutation_p_value
+from tgen.scoring.significance import compare, permutation_p_value
+from tgen.scoring.totals import Units
 
 
 def test_p_value_is_the_share_of_signs_with_as_large_a_sum():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tgen.scoring.statistics import BlockSums, ScoreTotals, count_blocks
+from tgen.scoring.totals import BlockSums, ScoreTotals, count_blocks
 
 
 def test_blocks_partition_the_nats_whatever_the_tokens_and_the_pieces():

@@ -11,7 +11,8 @@ from tgen.reports.comparison import RunSummary, TextScore
 from tgen.reports.number_format import count
 from tgen.reports.score import TotalReport
 from tgen.scoring import score_documents
-from tgen.scoring.statistics import ScoreTotals, compare
+from tgen.scoring.significance import compare
+from tgen.scoring.totals import ScoreTotals
 
 
 def score_runs(

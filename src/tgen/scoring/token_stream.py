@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tgen.loaded_model import LoadedModel
 from tgen.reports.score import TokenScore
-from tgen.scoring.statistics import BlockSums, ScoreTotals
+from tgen.scoring.totals import BlockSums, ScoreTotals
 
 
 class ScoredTokens(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 
 from support.command import tgen
 from tgen.cli.app import run
-from tgen.cli.inspect.training_curves import training_figure
+from tgen.drawing.training_figure import training_figure
 from tgen.errors import TrainingError
 from tgen.runs import log as run_log
 from tgen.runs.curves import smooth, training_curves
