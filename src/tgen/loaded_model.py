@@ -82,6 +82,7 @@ class Decoding:
 
 
 _SEARCHED_BYTES = 1e6  # of weights that a pass reads in the time of a search for drafts
+_SEARCHES_PER_PASS = 2.5  # in the time of Python in a pass, which `continue_text` saves
 _DEFAULT = Decoding()
 
 
@@ -259,7 +260,8 @@ class LoadedModel:
             yield None
         elif self._draft_model is None:
             cost = _SEARCHED_BYTES / self.engine.weight_bytes
-            yield NgramDrafter(self.ngrams, search_cost=cost)
+            pass_cost = _SEARCHES_PER_PASS * cost if self.engine.name == "kernels" else 0.0
+            yield NgramDrafter(self.ngrams, search_cost=cost, pass_cost=pass_cost)
         else:
             from tgen.generation.model_drafter import ModelDrafter
 

@@ -12,6 +12,7 @@ from tgen.engine.cpu import engine as engines
 from tgen.engine.cpu.engine import CpuEngine
 from tgen.errors import ModelError
 from tgen.generation.loop import extract_prompt_cache, generate_requests, make_source
+from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
@@ -25,7 +26,7 @@ def run(monkeypatch) -> Callable[..., tuple[list[Token], list[int]]]:
     """Return a function that generates one text, with continuations of up to `seconds`; it returns
     the tokens, and the numbers of tokens of all continuations."""
 
-    def generate(engine, sampling, *, seconds=1e9, vocabulary=PIECES, prompt=(1, 2, 3), cache=None):
+    def generate(engine, sampling, *, seconds=1e9, vocabulary=PIECES, drafts=None):
         counts = []
 
         def continue_text(self, *arguments, **how):
@@ -37,10 +38,9 @@ def run(monkeypatch) -> Callable[..., tuple[list[Token], list[int]]]:
         with monkeypatch.context() as patch:
             patch.setattr(engines, "_CONTINUE_SECONDS", seconds)
             patch.setattr(CpuEngine, "continue_text", continue_text)
-            request = Request(list(prompt), sampling, described=False)
-            source = make_source([request])
+            source = make_source([Request([1, 2, 3], sampling, described=False)])
             tokens = generate_requests(
-                engine, source, batch_size=1, vocabulary=vocabulary, prompt_cache=cache
+                engine, source, batch_size=1, vocabulary=vocabulary, drafts=drafts
             )
             return list(tokens), counts
 
@@ -65,6 +65,20 @@ def test_texts_are_the_same_past_the_context(run, family, sampling):
     assert actual == expected
     assert sum(counts) >= 100
     assert max(counts) > 20
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0), SAMPLED])
+@pytest.mark.parametrize("cost", [0.0, 0.5])
+def test_texts_with_drafts_are_continued_between_searches(run, sampling, cost):
+    sampling = replace(sampling, max_new_tokens=600)
+    engine = make_engine("qwen3", n_threads=2)
+    expected, _ = run(engine, sampling, seconds=0)
+    actual, counts = run(engine, sampling, drafts=NgramDrafter(search_cost=cost, pass_cost=cost))
+    assert actual == expected
+    if cost == 0:
+        assert 1 < max(counts) <= 4
+    elif sampling.temperature:  # a greedy text repeats itself, and so has drafts
+        assert max(counts) == 16
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ class Drafter(Protocol):
     def draft(self, states: Sequence[SequenceState], limits: Sequence[int]) -> list[list[int]]:
         """Return up to `limits[i]` draft tokens for each sequence of a pass."""
 
+    def pause(self, state: SequenceState, /) -> int:
+        """Return how many tokens will follow without drafts, at least 1, if there is none now."""
+
     def forget(self, sequences: Collection[int]) -> None:
         """Drop what is stored about finished sequences, by number."""
 
@@ -303,14 +306,14 @@ class _Batch:
         new_tokens = self._rewind(slots)
         drafts: list[list[int]] = [[] for _ in slots]
         is_decoding = max(map(len, new_tokens)) == 1 and len(slots) == len(active)
-        if is_decoding and self._drafter is None and len(active) == 1:
-            tokens = self._continue(active[0], vocabulary)
-            if tokens:
-                return tokens, {}
         if self._drafter is not None and is_decoding:
             ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
             limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
             drafts = self._drafter.draft(slots, limits)
+        if not any(drafts) and is_decoding and len(active) == 1:
+            tokens = self._continue(active[0], vocabulary)
+            if tokens:
+                return tokens, {}
         if any(drafts):
             new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
         try:
@@ -328,6 +331,8 @@ class _Batch:
         if state.needs_logits or not vocabulary.has_all(engine.vocab_size) or not self._kv_cache:
             return []
         n = min(state.window_start + engine.context_length + 1, state.max_length) - n_tokens
+        if self._drafter is not None:
+            n = min(n, self._drafter.pause(state))
         sampled = engine.continue_text(state.tokens[-1], n, state.sampling, position=n_tokens)
         tokens: list[Token] = []
         for token in sampled:

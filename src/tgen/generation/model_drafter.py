@@ -94,6 +94,10 @@ class ModelDrafter:
             return drafts
         return [made.get(state.number, [])[:n] for state, n in zip(states, counts, strict=True)]
 
+    def pause(self, _: SequenceState, /) -> int:
+        """See `loop.Drafter`."""
+        return 1
+
     def forget(self, sequences: Collection[int]) -> None:
         """Drop what is stored about finished sequences."""
         for number in sequences:

@@ -23,7 +23,7 @@ _START = 0.2  # cost of the first draft token beyond that of others, for one seq
 _EXTRA = 0.2  # cost of one more token in a pass, relative to a pass with one token
 _MAX_COST = 0.9
 _MEMORY = 64  # drafts of a kind after which older ones count half
-_MAX_PAUSE = 3  # passes without a search, after searches that found nothing
+_MAX_PAUSE = 3  # tokens without a search, after searches that found nothing
 _LONG_PAUSE = 15  # if searches save less than they cost
 _SEARCHES = 16  # after which `gain` is mostly that of these
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
@@ -72,11 +72,18 @@ class NgramTable:
 class NgramDrafter:
     """A source of drafts for each sequence, which tracks their acceptance rates.
 
-    `search_cost` is the time of a search, relative to that of a pass with one token.
+    `search_cost` is the time of a search, relative to that of a pass with one token; `pass_cost` is
+    that of Python in a pass, which one sequence saves without drafts.
     """
 
-    def __init__(self, tables: Sequence[NgramTable] = (), *, search_cost: float = 0.0) -> None:
-        self._search_cost = search_cost
+    def __init__(
+        self,
+        tables: Sequence[NgramTable] = (),
+        *,
+        search_cost: float = 0.0,
+        pass_cost: float = 0.0,
+    ) -> None:
+        self._search_cost, self._pass_cost = search_cost, pass_cost
         self._tables = sorted(tables, key=lambda table: -table.length)
         rates = [_FIRST_RATE] * len(_CONTEXTS)
         for _ in self._tables:
@@ -96,12 +103,11 @@ class NgramDrafter:
     ) -> list[int]:
         """Return up to `limit` draft tokens; `batch_size` sequences are computed together."""
         cost = cost_per_token(batch_size)
-        start = _START / batch_size
+        start = _START / batch_size + (self._pass_cost if batch_size == 1 else 0.0)
         if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
         index = self._indexes.setdefault(sequence, _TextIndex())
-        if index.pause:
-            index.pause -= 1
+        if len(tokens) < index.next_search:
             return []
         n_right = self._learn(index.draft, tokens[index.n_read :])
         if n := index.n_drafted:
@@ -125,8 +131,14 @@ class NgramDrafter:
         index.n_drafted = n_best
         pays = index.gain > self._search_cost
         index.misses = 0 if n_best and pays else index.misses + 1
-        index.pause = min(index.misses // 2, _MAX_PAUSE if pays else _LONG_PAUSE)
+        pause = min(index.misses // 2, _MAX_PAUSE if pays else _LONG_PAUSE)
+        index.next_search = len(tokens) + 1 + pause
         return [token for token, _ in index.draft[:n_best]]
+
+    def pause(self, state: SequenceState, /) -> int:
+        """See `loop.Drafter`."""
+        index = self._indexes.get(state.number)
+        return 1 if index is None else max(1, index.next_search - len(state.tokens))
 
     def forget(self, sequences: Iterable[int]) -> None:
         """Drop the indexes of finished sequences."""
@@ -168,7 +180,8 @@ class _TextIndex:
         self.following: dict[tuple[int, ...], int] = {}
         self.n_read = 0
         self.n_drafted, self.gain = 0, 1.0  # passes saved per search
-        self.misses = self.pause = 0  # searches without a draft, passes until the next search
+        self.misses = 0  # searches without a draft
+        self.next_search = 0  # tokens of the text at the next search
 
     def read(self, tokens: Sequence[int]) -> None:
         """Index the tokens that were appended since the last call."""
