@@ -41,8 +41,9 @@ ALLOWED = {
     "scoring": "corpus chat loaded_model",
     "serve": "storage machine tokenizer corpus checkpoint chat engine inspection lora drawing "
     "generation loaded_model runs",
+    "api_errors": "drawing runs",
     "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
-    "scoring",
+    "scoring api_errors",
     "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "
     "inspection lora drawing generation loaded_model runs benchmark scoring experiments serve",
     "__init__": "api",

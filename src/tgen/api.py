@@ -7,18 +7,16 @@ for report in tgen.train("corpus.txt", minutes=1): ...
 """
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
-from functools import cache
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
+from tgen.api_errors import named_keywords
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.tensor_names import full_name, head_name, to_hf_arrays
@@ -34,10 +32,10 @@ from tgen.config import (
     raw,
 )
 from tgen.config.input_files import Reading
-from tgen.config.option import check_combinations, check_ranges, flag_values, replace_flags, require
+from tgen.config.option import check_combinations, check_ranges, require
 from tgen.config.training import TrainConfig
 from tgen.engine.base import PromptCache
-from tgen.errors import TgenError, UsageError, suggest
+from tgen.errors import UsageError, suggest
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import Decoding, LoadedModel, open_model
@@ -52,57 +50,6 @@ if TYPE_CHECKING:
 Prompt = str | bytes | Sequence[int]  # a text, or token ids
 
 
-@cache
-def _keywords() -> dict[str, Any]:
-    """Return the keyword of each flag, as `flag_values` does."""
-    from tgen.drawing.view_options import ViewOptions
-    from tgen.runs import RunRequest
-
-    named = {
-        "--draft-model": "draft_model",
-        "--model": "path",
-        "--prompt": "text",
-        "--save-cache": "save_cache",
-        "--view": "view",
-    }
-    return {
-        **flag_values(SamplingConfig, EngineOptions, TrainConfig, Reading, RunRequest, ViewOptions),
-        **{flag: (name, ()) for flag, name in named.items()},
-        **{f"--{name}": (name, None) for name in ("resume", "override", "tail")},
-    }
-
-
-def _spell(name: str, value: str) -> str:
-    is_code = value.isupper() or value in ("True", "False") or re.fullmatch(r"[\d.]+|'.*'", value)
-    return f"{name}={value}" if is_code else f'{name}="{value}"'
-
-
-@contextmanager
-def _named_keywords() -> Iterator[None]:
-    """Name keywords in errors where the command line has flags, and add hints to tracebacks."""
-    try:
-        yield
-    except TgenError as error:
-        error.message, error.hint = map(_without_flags, (error.message, error.hint))
-        error.args = (error.message,)
-        if error.hint and not getattr(error, "__notes__", None):
-            error.add_note(f"hint: {error.hint}")
-        raise
-
-
-def _without_flags(text: str) -> str:
-    if "torchrun --" in text:  # a command that has no other form
-        return text
-    plain = re.sub(r"remove --chat(?= to )", "call generate", text).replace("--set ", "")
-    plain = replace_flags(plain, _keywords(), _spell)
-    return re.sub(r"tgen train((?: \w+(?:=[^\s`]+)?)+)(?=`|$)", _as_call, plain)
-
-
-def _as_call(options: re.Match[str]) -> str:
-    words = [word if "=" in word else f"{word}=..." for word in options[1].split()]
-    return f"tgen.train({', '.join(words)})"
-
-
 def _warn(message: str) -> None:
     """Warn about the line that called tgen."""
     level, frame = 2, sys._getframe(1)
@@ -111,7 +58,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-@_named_keywords()
+@named_keywords()
 def load(
     path: str | Path | None = None,
     *,
@@ -150,7 +97,7 @@ def _location(model: str | Path | None) -> Path:
     return model if isinstance(model, Path) else find_model(model).path
 
 
-@_named_keywords()
+@named_keywords()
 def train(
     corpus: str | Path | Iterable[str | Path] = (),
     *,
@@ -219,7 +166,7 @@ def train(
 
 
 def _reports(reports: Iterator[RunReport]) -> Iterator[RunReport]:
-    with _named_keywords():
+    with named_keywords():
         yield from reports
 
 
@@ -234,7 +181,7 @@ class Stream(TextDetails, Iterator[str]):
         self._pieces = pieces
 
     def __next__(self) -> str:
-        with _named_keywords():
+        with named_keywords():
             for token, piece in self._pieces:
                 self.add(token)
                 if piece:
@@ -307,7 +254,7 @@ class Model:
         """The model's tokenizer."""
         return self._loaded.tokenizer
 
-    @_named_keywords()
+    @named_keywords()
     def encode(self, text: str | bytes) -> list[int]:
         """Return the token ids of a prompt."""
         _check_text("prompt", text)
@@ -317,7 +264,7 @@ class Model:
         """Return the continuation of a prompt; options as in `stream`."""
         return _join(self.stream(prompt, **options))
 
-    @_named_keywords()
+    @named_keywords()
     def stream(
         self, prompt: Prompt = "", *, prompt_cache: PromptCache | None = None, **options: Any
     ) -> Stream:
@@ -344,7 +291,7 @@ class Model:
         """
         return _join(self.stream_chat(messages, **options))
 
-    @_named_keywords()
+    @named_keywords()
     def stream_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Stream:
         """Return an iterator over the answer, in pieces of whole characters."""
         sampling = self._sampling(options)
@@ -352,7 +299,7 @@ class Model:
         tokens = self._loaded.complete(make_source([request]), batch_size=1)
         return Stream(sampling, self._loaded.pieces(tokens))
 
-    @_named_keywords()
+    @named_keywords()
     def generate_batch(
         self, prompts: Sequence[Prompt], *, batch_size: int = DEFAULT_BATCH_SIZE, **options: Any
     ) -> list[Text]:
@@ -379,7 +326,7 @@ class Model:
             for text, detail in zip(texts, details, strict=True)
         ]
 
-    @_named_keywords()
+    @named_keywords()
     def score(self, text: str | bytes, *, stride: int | None = None) -> float:
         """Return the bits per byte of a text, as `tgen score`: lower means better predicted.
 
@@ -398,7 +345,7 @@ class Model:
             raise UsageError("no text to score", "pass more than one token to this model")
         return bits_per_byte
 
-    @_named_keywords()
+    @named_keywords()
     def inspect(
         self,
         text: str | bytes | None = None,
@@ -453,7 +400,7 @@ class Model:
         inspector = Inspector(bundle, given, tail=tail)
         return inspect_view(inspector, View(view), view_options, output)
 
-    @_named_keywords()
+    @named_keywords()
     def activations(
         self,
         text: str | bytes,
@@ -477,12 +424,12 @@ class Model:
         bundle = model_with_adapter.reload(self._loaded.bundle)
         return Inspector(bundle, raw(text), tail=tail).activations(layer, parts)
 
-    @_named_keywords()
+    @named_keywords()
     def cache_prompt(self, prompt: Prompt) -> PromptCache:
         """Compute the KV cache of a prompt, for `generate(..., prompt_cache=...)`."""
         return self._loaded.cache_prompt(self._prompt_ids(prompt))
 
-    @_named_keywords()
+    @named_keywords()
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
         """Write the KV cache of a prompt to a file, bound to this model and dtype.
 
@@ -492,13 +439,13 @@ class Model:
         _check_path("path", path)
         self._loaded.save_cache(Path(path), cache)
 
-    @_named_keywords()
+    @named_keywords()
     def load_cache(self, path: str | Path) -> PromptCache:
         """Read what `save_cache` wrote; raises ModelError if it belongs to another model."""
         _check_path("path", path)
         return self._loaded.load_cache(Path(path))
 
-    @_named_keywords()
+    @named_keywords()
     def weights(self, kind: Literal["numpy", "torch"] = "numpy") -> dict[str, Any]:
         """Read all weights again, as float32 arrays or tensors by transformers' parameter names.
 
@@ -518,7 +465,7 @@ class Model:
 
         return {name: torch.from_numpy(array) for name, array in stored.items()}
 
-    @_named_keywords()
+    @named_keywords()
     def to_transformers(self) -> Any:
         """Return a transformers model in float32 on the CPU; raises UsageError without it."""
         if find_spec("transformers") is None:

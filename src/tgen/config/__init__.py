@@ -16,13 +16,11 @@ from tgen.config.model import (
     FAMILIES,
     GATED,
     SCALED_EMBEDDINGS,
-    SIZES,
     Activation,
     Family,
     ModelConfig,
     Rope,
     RopeScaling,
-    Size,
 )
 from tgen.config.sampling import (
     CONSTRAINTS,
@@ -33,6 +31,7 @@ from tgen.config.sampling import (
     SamplingConfig,
     raw,
 )
+from tgen.config.sizes import SIZES, Size
 
 __all__ = [
     "CONSTRAINTS",

@@ -1,10 +1,11 @@
-"""Model architecture: families, sizes and the configuration they imply."""
+"""Model architecture: families and the configuration they imply."""
 
 import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 from tgen.config.option import require
+from tgen.config.sizes import SIZES
 from tgen.errors import UsageError
 
 Position = Literal["sinusoidal", "learned", "rotary"]
@@ -18,7 +19,6 @@ Activation = Literal["relu", "relu2", "gelu_tanh", "gelu", "swiglu", "geglu"]
 Rope = Literal["global", "local"]  # by rope_theta, or by local_rope_theta
 GATED: tuple[Activation, ...] = ("swiglu", "geglu")  # with a third matrix
 Family = Literal["classic", "gpt2", "llama", "qwen3"]  # can be trained; all FAMILIES can be run
-Size = Literal["nano", "micro", "tiny", "small", "medium", "large"]
 DEFAULT_FAMILY: Family = "qwen3"
 _MAX_D_MODEL = 1 << 20
 _MAX_SINUSOIDAL = 1 << 20  # context length
@@ -401,13 +401,3 @@ _HEADS_FILL_MODEL = {
     "gptj", "opt", "gpt_bigcode", "stablelm", "cohere", "cohere2",
 }  # fmt: skip
 _NO_KV_HEADS = {"classic", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt"}
-
-# The sizes of --size; the family determines the rest of the architecture.
-SIZES: dict[str, dict[str, int]] = {
-    "nano": dict(n_layers=2, d_model=64, n_heads=2, context_length=128),
-    "micro": dict(n_layers=3, d_model=96, n_heads=3, context_length=128),
-    "tiny": dict(n_layers=4, d_model=128, n_heads=4, context_length=128),
-    "small": dict(n_layers=5, d_model=192, n_heads=6, context_length=512),
-    "medium": dict(n_layers=6, d_model=384, n_heads=6, context_length=512),
-    "large": dict(n_layers=12, d_model=768, n_heads=12, context_length=1024),
-}
