@@ -310,13 +310,12 @@ class _Batch:
             ends = (min(s.window_start + engine.context_length, s.max_length - 1) for s in slots)
             limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
             drafts = self._drafter.draft(slots, limits)
-        if not any(drafts) and is_decoding and len(active) == 1:
-            tokens = self._continue(active[0], vocabulary)
-            if tokens:
-                return tokens, {}
+        can_continue = is_decoding and len(active) == 1 and not any(drafts)
         if any(drafts):
             new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
         try:
+            if can_continue and (tokens := self._continue(active[0], vocabulary)):
+                return tokens, {}
             logits = engine.extend(new_tokens, every_position=any(drafts))
         except Exception as error:
             if not lacks_memory(error):
