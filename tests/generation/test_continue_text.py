@@ -10,6 +10,7 @@ from support.models import DIFFERENT_POSITIONS, cpu_engine, make_model
 from tgen.config import SamplingConfig
 from tgen.engine.cpu import engine as engines
 from tgen.engine.cpu.engine import CpuEngine
+from tgen.engine.cpu.row_sampler import RowSampler
 from tgen.errors import ModelError
 from tgen.generation.loop import extract_prompt_cache, generate_requests, make_source
 from tgen.generation.ngram_drafter import NgramDrafter
@@ -153,3 +154,36 @@ def test_a_text_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match="cannot append"):
         engine.continue_text(2, 5, SAMPLED, position=21)
     assert engine.lengths == [20]
+
+
+def test_a_text_for_which_the_memory_is_refused_ends_alone(monkeypatch):
+    engine, original, calls = make_engine(), CpuEngine.continue_text, []
+    requests = [Request([1, 2, i], SAMPLED, described=False) for i in range(3)]
+    vocabulary, errors = Vocabulary(), {}
+
+    def refuse_once(self, *arguments, **how):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise ModelError("no memory")
+        return original(self, *arguments, **how)
+
+    def run():
+        source = make_source(requests)
+        return list(
+            generate_requests(
+                engine, source, batch_size=1, vocabulary=vocabulary, on_error=errors.__setitem__
+            )
+        )
+
+    expected = [token for token in run() if token.sequence]
+    assert not errors
+    monkeypatch.setattr(CpuEngine, "continue_text", refuse_once)
+    assert [token for token in run() if token.sequence] == expected
+    assert [*errors] == [0]
+
+
+def test_another_thread_may_add_a_sequence_at_any_time(monkeypatch):
+    engine = make_engine()
+    monkeypatch.setattr(RowSampler, "accepts", lambda *_: engine.select([0, 0]) or True)
+    assert engine.continue_text(1, 5, SAMPLED, position=1) == []
+    assert engine.lengths == [0, 0]

@@ -40,9 +40,7 @@ MAX_HEADS = job_layout.MAX_CHUNKS // MAX_TOKENS  # merging attention has a chunk
 _MIN_TILE_TOKENS = {job_layout.BFLOAT16: 4, job_layout.INT8: 24}
 _CHUNKS_PER_THREAD = 8  # of attention; with fewer, threads share the keys of a head
 _MAX_PARTIALS = 1 << 24  # numbers of attention that is not merged yet
-_CONTINUE_SECONDS = (
-    0.001  # of tokens without Python between them: the loop handles Ctrl-C and others
-)
+_CONTINUE_SECONDS = 0.001  # without Python; Ctrl-C and other requests wait this long
 
 
 class CpuEngine(CachingEngine):
@@ -117,11 +115,13 @@ class CpuEngine(CachingEngine):
     ) -> list[int]:
         """Append tokens and sample the following ones; see `engine.base.Engine.continue_text`."""
         sampler = row_sampler()
-        if len(self.lengths) > 1 or sampler is None or not sampler.accepts(sampling):
+        if sampler is None or not sampler.accepts(sampling):
             return []
         self._check_tokens([token])
         with self._lock:
-            (before,) = self._cache.lengths
+            before, *others = self._cache.lengths
+            if others:
+                return []
             n = min(n, KEYS_PER_RANGE - before % KEYS_PER_RANGE)  # a job's number of ranges
             self._cache.reserve(extended_lengths([before], [n], self.context_length))
             row = token, before, 0, True

@@ -1,4 +1,4 @@
-"""The compiled functions that Python calls: a pass, help with passes, and sampling."""
+"""The compiled function that Python calls: a pass, a continued text, help with passes, sampling."""
 
 from tgen.engine.cpu.amx import AMX
 from tgen.engine.cpu.compiler import compiled
