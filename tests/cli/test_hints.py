@@ -237,13 +237,21 @@ def test_command_to_try_has_a_prompt_that_can_be_typed(prompt, shown, capsys):
     assert capsys.readouterr().err == f"try: tgen generate --model m --prompt {shown}\n"
 
 
-@pytest.mark.parametrize("prompt", ["what is 1 plus 1? ", "Q: it's\n\tA:\\ \u200b", " a\x85"])
+@pytest.mark.parametrize(
+    "prompt", ["what is 1 plus 1? ", "Q: it's\n\tA:\\ \u200b", " a\x85", "\U000e0001b\r"]
+)
 def test_command_to_try_has_the_exact_prompt_of_a_memorized_row(prompt, capsys):
     console.print_try_generate("m", prompt=prompt.encode(), exact=True)
     command = capsys.readouterr().err.removeprefix("try: tgen generate --model m --prompt ")
     script = f"printf %s {command}"
     shell = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
     assert shell.stdout.decode() == prompt
+
+
+@pytest.mark.parametrize(("prompt", "shown"), [(b"Q\x00\nA:", "A:"), (b"--", "''")])
+def test_command_to_try_has_no_exact_prompt_that_cannot_be_an_argument(prompt, shown, capsys):
+    console.print_try_generate("m", prompt=prompt, exact=True)
+    assert capsys.readouterr().err == f"try: tgen generate --model m --prompt {shown}\n"
 
 
 def test_chat_model_is_chatted_with(tokenizer, tmp_path, capsys):

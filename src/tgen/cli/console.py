@@ -87,7 +87,8 @@ def print_try_generate(
     """Print the command that generates from a new model, or that chats with it. It has the last
     line of the `prompt` that can be typed, or all of it if it must be `exact`."""
     text = prompt.decode(errors="ignore")
-    if not exact or not text.strip("-"):  # "-" means stdin
+    # "-" means stdin, and an argument of a command ends at NUL.
+    if not exact or not text.strip("-") or "\0" in text:
         lines = [line.strip() for line in text.split("\n") if line.isprintable()]
         *_, text = ("", *(line[-_PROMPT_CHARACTERS:] for line in lines if line.strip("-")))
     how = "--chat --interactive" if chat else f"--prompt {_quote(text)}"
@@ -100,7 +101,7 @@ def _quote(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
     escapes = {"\n": "\\n", "\t": "\\t", "\\": "\\\\", "'": "\\'"}
-    parts = (c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+    parts = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
     return "$'" + "".join(escapes.get(c, part) for c, part in zip(text, parts, strict=True)) + "'"
 
 
