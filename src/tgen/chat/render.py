@@ -7,12 +7,11 @@ from typing import Any
 
 from tgen.checkpoint.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
-from tgen.machine.child import Child
+from tgen.machine.child import WALL_TIME, Child
 
 Message = dict[str, Any]  # role and content, texts; perhaps tool_calls, tool_call_id, name
 Tools = list[dict[str, Any]] | None  # functions that the model may call, in OpenAI's form
 SECONDS, BYTES = 5, 512 << 20  # of CPU time and of memory, where the platform can limit them
-_WALL = 12  # seconds per second of CPU time, since a busy machine has little of it
 _TIME_OVER = getattr(signal, "SIGPROF", 0)
 _MAX_RESPONSE_BYTES = 64 << 20
 
@@ -78,7 +77,7 @@ class Sandbox:
     def _send(self, line: bytes) -> dict[str, Any]:
         process = None
         try:
-            with self._child.use(_WALL * SECONDS) as process:
+            with self._child.use(WALL_TIME * SECONDS) as process:
                 assert process.stdin
                 assert process.stdout
                 process.stdin.write(line)

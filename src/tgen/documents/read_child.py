@@ -22,7 +22,6 @@ from tgen.machine.resource_limit import set_limit
 from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
-_BLOCK = 1 << 20
 _CONTROLS = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
 _CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+WALL_TIME = 12  # seconds per second of CPU time, since a busy machine has little of it
 _CPU_LIMIT = -24  # killed by SIGXCPU
 
 

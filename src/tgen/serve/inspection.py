@@ -23,7 +23,6 @@ from tgen.serve.preparation import check_ids
 
 VIEWS = ("heads", "attention", "lens", "why")
 _SECONDS = 60  # of CPU time of one answer
-_WALL = 12  # seconds per second of CPU time, since a busy machine has little of it
 _MAX_WAITING = 8
 _PATIENCE = 0.5  # seconds until it computes beside texts
 _POLL_SECONDS = 0.05
@@ -89,7 +88,7 @@ class InspectionProcess:
     def _ask(self, line: str) -> dict[str, Any]:
         process = None
         try:
-            with self._child.use(_WALL * _SECONDS) as process:
+            with self._child.use(child.WALL_TIME * _SECONDS) as process:
                 assert process.stdin
                 assert process.stdout
                 process.stdin.write(line.encode() + b"\n")
