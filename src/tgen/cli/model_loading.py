@@ -33,7 +33,7 @@ def find_paths(model: str | None, adapter: str | None) -> tuple[Path, Path | Non
 
 
 @contextmanager
-def _of_draft_model() -> Iterator[None]:
+def _draft_model_in_errors() -> Iterator[None]:
     """Name the option in the errors of the model that drafts."""
     try:
         yield
@@ -43,13 +43,13 @@ def _of_draft_model() -> Iterator[None]:
 
 def find_draft_model(name: str | None) -> Path | None:
     """Return the path of the model that `--draft-model` names."""
-    with _of_draft_model():
+    with _draft_model_in_errors():
         return None if name is None else find_paths(name, None)[0]
 
 
 def load_draft_model(path: Path, options: EngineOptions) -> "LoadedModel":
     """Load the model that `--draft-model` names."""
-    with _of_draft_model():
+    with _draft_model_in_errors():
         return load_model(path, options)
 
 

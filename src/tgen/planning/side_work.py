@@ -13,7 +13,7 @@ from tgen.reports.number_format import format_number
 
 SHARE = 0.05  # of the minutes, for each kind of work beside the steps
 TEXT_TOKENS = 16  # of each text that the base model writes: more would be a sequence of more passes
-TEXTS_WITH_STEPS = 64  # however fast the machine is
+_TEXTS_WITH_STEPS = 64  # however fast the machine is
 _MIN_TEXTS, _MAX_TEXTS = 8, 256
 _MIN_GENERATED_TOKENS, MAX_GENERATED_TOKENS = 16, 128
 _MIN_EVALUATED_TOKENS = 64
@@ -62,14 +62,14 @@ def choose_side_work(
         # The last evaluation may be repeated with other logits: see temperature_scaling.
         return SideWork(evaluated_tokens=max(_MIN_EVALUATED_TOKENS, round(tokens / 2)))
     if train.steps is not None:  # the same on every machine
-        n_texts = TEXTS_WITH_STEPS if general_tokens is None else 0
+        n_texts = _TEXTS_WITH_STEPS if general_tokens is None else 0
         return SideWork(n_texts, general_tokens or n_texts * TEXT_TOKENS)
     n_texts = 0
     if general_tokens is None:  # written once and evaluated twice
         n_texts = math.floor((tokens / TEXT_TOKENS - _PASS_TOKENS) / 3)
         n_texts = min(_MAX_TEXTS, n_texts) if n_texts >= _MIN_TEXTS else 0
         general_tokens = n_texts * TEXT_TOKENS
-    generated = round(seconds / generation_seconds(1, 1, tokens_per_second))
+    generated = round(seconds / _generation_seconds(1, 1, tokens_per_second))
     return SideWork(
         n_texts,
         min(general_tokens, max(_MIN_EVALUATED_TOKENS, round(tokens / 2))),
@@ -83,7 +83,7 @@ def evaluation_seconds(n_tokens: float, tokens_per_second: float) -> float:
     return _EVALUATION * n_tokens / tokens_per_second
 
 
-def generation_seconds(n_texts: int, n_tokens: int, tokens_per_second: float) -> float:
+def _generation_seconds(n_texts: int, n_tokens: int, tokens_per_second: float) -> float:
     """Return the seconds to write `n_texts` texts of `n_tokens` tokens at the same time."""
     seconds = evaluation_seconds(_PASS_TOKENS + n_texts, tokens_per_second)
     return n_tokens * max(_MIN_PASS_SECONDS, seconds)
@@ -93,7 +93,7 @@ def general_seconds(side_work: SideWork, tokens_per_second: float) -> float:
     """Return the seconds to write and evaluate the general text before the first step."""
     seconds = evaluation_seconds(side_work.general_tokens, tokens_per_second)
     if n_texts := side_work.general_texts:
-        seconds += generation_seconds(n_texts, TEXT_TOKENS, tokens_per_second)
+        seconds += _generation_seconds(n_texts, TEXT_TOKENS, tokens_per_second)
     return seconds
 
 
@@ -107,11 +107,11 @@ def closing_seconds(
         eval_tokens += min(6 * step_tokens, limit or 6 * step_tokens)
         return evaluation_seconds(eval_tokens, speed) + _SAMPLING_SECONDS
     eval_tokens += side_work.general_tokens
-    seconds = generation_seconds(1, min(SAMPLE_TOKENS, side_work.generated_tokens), speed)
+    seconds = _generation_seconds(1, min(SAMPLE_TOKENS, side_work.generated_tokens), speed)
     if run.inputs.train_rows is None:
         eval_tokens += min(6 * step_tokens, limit)
         n_tokens = min(MEMORIZATION_TOKENS, side_work.generated_tokens)
-        seconds += generation_seconds(MEMORIZATION_SAMPLES, n_tokens, speed)
+        seconds += _generation_seconds(MEMORIZATION_SAMPLES, n_tokens, speed)
     return seconds + evaluation_seconds(eval_tokens, speed)
 
 
