@@ -9,7 +9,7 @@ import pytest
 from support.chats import CHATML, model, plain_model
 from tgen.api import load
 from tgen.cli.app import run
-from tgen.cli.generate import chat
+from tgen.cli.generate import interactive
 from tgen.corpus import read
 
 
@@ -31,7 +31,7 @@ def interact(monkeypatch, capsysbinary, trained):
                 raise line
             return line
 
-        monkeypatch.setattr(chat, "require_terminal", lambda: None)
+        monkeypatch.setattr(interactive, "require_terminal", lambda: None)
         monkeypatch.setattr("builtins.input", read_line)
         assert run(["generate", "-m", str(model), "-i", *options]) == 0
         return answers

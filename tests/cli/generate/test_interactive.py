@@ -8,7 +8,7 @@ import pytest
 
 from support.command import clean_environment, tgen
 from tgen.api import load
-from tgen.cli.generate.chat import read_line
+from tgen.cli.generate.interactive import read_line
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.loop import extract_prompt_cache
 from tgen.loaded_model import Decoding, open_model

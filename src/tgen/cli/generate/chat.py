@@ -1,33 +1,19 @@
-"""`tgen generate` at a terminal: a chat with the model, or a text continued by each line typed."""
+"""A chat with the model, or a text continued by each line typed: its turns, and what follows."""
 
-import contextlib
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tgen.cli import console
 from tgen.config import SamplingConfig
-from tgen.errors import TgenError, UsageError
+from tgen.errors import UsageError
 from tgen.reports.generation import Token
 
 if TYPE_CHECKING:
     from tgen.chat.render import Message
-    from tgen.cli.generate.chat_commands import Settings
+    from tgen.cli.generate.chat_settings import Settings
     from tgen.engine.base import PromptCache
     from tgen.loaded_model import Decoding, LoadedModel
-
-
-_PROMPT = "> "
-_MIN_COLUMNS = 10  # GNU readline divides by zero in a terminal of 3
-
-
-def require_terminal() -> None:
-    """Raise UsageError unless stdin and stdout are a terminal."""
-    if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
-        hint = "remove --interactive, and pipe text in or pass --prompt"
-        raise UsageError("--interactive needs a terminal", hint)
 
 
 class Turn(NamedTuple):
@@ -53,36 +39,10 @@ class Session:
     ) -> None:
         """`messages` are those at the start of a chat; None: a text."""
         self.model, self.settings = model, settings
-        self._start, self._decoding = messages, decoding
+        self.start, self._decoding = messages, decoding
         self.turns: list[Turn] = []
         self._state: list[Any] = list(messages or ())  # messages, or the ids of the text
         self._cache: PromptCache | None = None
-
-    def run(self, prompt: bytes) -> None:
-        """Answer the prompt, if any, and read lines until the end of input.
-
-        Ctrl-C stops a text, Ctrl-D on an empty line ends.
-        """
-        from tgen.cli.generate.chat_commands import run_command
-
-        stops = "a text" if self._start is None else "an answer"
-        continues = "; an empty line continues the text" if self._start is None else ""
-        console.print_line(f"Ctrl-C stops {stops}, Ctrl-D ends the session{continues}")
-        console.print_line("/help lists the commands")
-        if prompt:
-            if self._start is None:
-                console.write(prompt)
-            self.answer(prompt)
-        while (line := read_line()) is not None:
-            if line.startswith(b"/") and not line.startswith(b"//"):
-                try:
-                    run_command(self, line)
-                except TgenError as error:
-                    console.print_error(error.message, error.hint)
-                except KeyboardInterrupt:
-                    console.print_line("stopped")
-            elif line or self._start is None:
-                self.answer(line.removeprefix(b"/"))
 
     def answer(self, line: bytes) -> None:
         """Generate and write the text after a line."""
@@ -97,7 +57,7 @@ class Session:
         first_seed, n_turns = settings.first_seed, settings.n_turns
         sampling = settings.next_turn()
         try:
-            if self._start is None:
+            if self.start is None:
                 request = model.request(state or model.encode(b""), sampling)
             else:
                 request = model.chat_request(state, sampling)
@@ -110,13 +70,13 @@ class Session:
             return
         self._cache = answer.cache
         self.turns.append(Turn(line, before, first_seed, n_turns, answer.ids, answer.tokens))
-        if self._start is not None:
+        if self.start is not None:
             self._state = [*state, message("assistant", answer.text)]
         else:  # after an end-of-text token, a new text starts
             self._state = [] if answer.end_of_text else answer.ids
 
     def _extend(self, line: bytes) -> list[Any]:
-        if self._start is not None:
+        if self.start is not None:
             return [*self._state, message("user", line)]
         tokenizer = self.model.tokenizer
         if not self._state:
@@ -125,9 +85,9 @@ class Session:
 
     def clear(self) -> None:
         """Start a new text or conversation."""
-        kind = "text" if self._start is None else "conversation"
+        kind = "text" if self.start is None else "conversation"
         console.print_line(f"starting a new {kind}")
-        self.turns, self._state = [], list(self._start or ())
+        self.turns, self._state = [], list(self.start or ())
 
     def undo(self) -> Turn:
         """Remove the last turn, and count the seeds as before it; return it."""
@@ -154,38 +114,13 @@ class Session:
     @property
     def messages(self) -> "list[Message] | None":
         """The messages of a chat; None for a text."""
-        return None if self._start is None else self._state
+        return None if self.start is None else self._state
 
     @property
     def text(self) -> bytes:
         """The text of the turns, from the start of the last text on."""
         ids = self._state or (self.turns[-1].ids if self.turns else [])
         return b"".join(map(self.model.vocabulary.bytes_of, ids))
-
-
-def read_line() -> bytes | None:
-    """Return the typed line; None at the end of input."""
-    _import_readline()
-    while True:
-        try:
-            return os.fsencode(input(_PROMPT))
-        except EOFError:
-            console.write(b"\n")
-            return None
-        except KeyboardInterrupt:  # discards the line, as shells do
-            console.write(b"\n")
-
-
-def _import_readline() -> None:
-    """Turn on line editing, except where GNU readline crashes at Ctrl-C."""
-    try:
-        columns = os.get_terminal_size().columns
-    except OSError:
-        columns = 0
-    if os.environ.get("TERM", "dumb") == "dumb" or 0 < columns < _MIN_COLUMNS:
-        return
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (line editing)
 
 
 class Answer(NamedTuple):

@@ -62,8 +62,6 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     from tgen.checkpoint.hf import generation_config
     from tgen.cli.generate import output
     from tgen.cli.generate.batch import RequestQueue
-    from tgen.cli.generate.chat import Session, message, require_terminal
-    from tgen.cli.generate.chat_commands import Settings
     from tgen.cli.generate.input_rows import LineReader
     from tgen.cli.model_loading import find_draft_model, find_paths, load_draft_model, load_shared
     from tgen.config import SamplingConfig
@@ -83,6 +81,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
 
         check_cache_file(options.save_cache)
     if options.interactive:
+        from tgen.cli.generate.interactive import require_terminal
+
         require_terminal()
     lines = None if options.input_file is None else LineReader(options.input_file)
     has_prompt = options.prompt is not None or options.prompt_file is not None
@@ -113,14 +113,20 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     messages = None
     if options.chat:
         _ = model.chat_format  # raises without a template, before anything else is reported
+        from tgen.cli.generate.chat import message
+
         system = options.system
         messages = [] if system is None else [message("system", os.fsencode(system))]
     from tgen.loaded_model import Decoding  # slow, but loaded with the model
 
     decoding = Decoding(kv_cache=not options.no_kv_cache, draft=options.draft)
     if options.interactive:
+        from tgen.cli.generate.chat import Session
+        from tgen.cli.generate.chat_settings import Settings
+        from tgen.cli.generate.interactive import run_session
+
         settings = Settings(options, make_sampling)
-        Session(model, settings, decoding, messages).run(prompt or b"")
+        run_session(Session(model, settings, decoding, messages), prompt or b"")
         return False
     if messages is not None and prompt and options.prompt in (None, "-"):
         prompt = prompt.removesuffix(b"\n").removesuffix(b"\r")  # ends the line, not the message
