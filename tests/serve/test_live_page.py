@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from support.command import tgen
-from support.models import make_model
 from support.servers import ServerProcess, serving
-from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_dir import load
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, SamplingConfig
@@ -21,13 +19,11 @@ from tgen.engine.base import reset
 from tgen.generation.distribution import sampling_distribution
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import LoadedModel, open_model
-from tgen.tokenizer import Tokenizer
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 By = selenium.common.by.By
 
-CONTEXT = 2048
 SHIPPED, TEXT, TOP = shipped_model(), "What is", 20
 
 
@@ -344,29 +340,48 @@ def test_parts_sum_to_the_logit_and_the_lens_ends_with_the_prediction(page: Page
     assert last_layer[-1].text == label(best.text)
 
 
-def test_attention_follows_a_text_while_it_is_written(
-    browser: Any, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    shape = {"n_layers": 6, "d_model": 512, "n_heads": 8, "context_length": CONTEXT}
-    model = make_model("llama", vocab_size=tokenizer.vocab_size, **shape)  # slow enough to follow
-    arrays = model.to_arrays()
-    arrays["token_embedding.weight"][tokenizer.end_of_text] = 0  # so that the text does not end
-    model_dir.save(tmp_path / "m", model.config, tokenizer, arrays)
-    with serving(tmp_path / "m") as server:
-        page = Page(browser, server.url)
-        page.open()
-        page.write(TEXT, seed=5, n=1)
-        page.find("tab-attend").click()
-        page.wait(lambda: page.all("#looks li"))  # the process of the views has started
-        page.find("new").click()
-        assert page.all("#looks li") == []
-        page.fill(seed=5, n=CONTEXT)
-        page.set_slider("temperature", 0)
-        page.find("continue").click()
-        page.wait(lambda: page.all("#looks li"))
-        assert page.find("stop").is_enabled()
-        page.find("stop").click()
-        page.wait_for_end()
+# Gives the page the first events of a text, and the others once the test calls `release`.
+HOLD_TEXT = """
+const original = window.fetch;
+const released = new Promise((resolve) => { window.release = resolve; });
+window.fetch = async (path, options) => {
+  const answer = await original(path, options);
+  if (path !== 'tgen/generate') return answer;
+  let text = '', n = 0;
+  const oneByOne = new TransformStream({
+    async transform(piece, controller) {
+      text += piece;
+      const events = text.split('\\n\\n');
+      text = events.pop();
+      for (const event of events) {
+        controller.enqueue(`${event}\\n\\n`);
+        if (++n === 3) await released;
+      }
+    },
+  });
+  const body = answer.body.pipeThrough(new TextDecoderStream()).pipeThrough(oneByOne)
+    .pipeThrough(new TextEncoderStream());
+  return new Response(body, { status: answer.status, headers: answer.headers });
+};
+"""
+
+
+def test_attention_follows_a_text_while_it_is_written(browser: Any, server: ServerProcess) -> None:
+    page = Page(browser, server.url)
+    page.open()
+    page.write(TEXT, seed=5, n=1)
+    page.find("tab-attend").click()
+    page.wait(lambda: page.all("#looks li"))
+    page.find("new").click()
+    assert page.all("#looks li") == []
+    page.run(HOLD_TEXT)
+    page.fill(seed=5, n=20)
+    page.find("prompt").send_keys(TEXT)
+    page.find("continue").click()
+    page.wait(lambda: page.all("#looks li"))
+    assert page.find("stop").is_enabled()
+    page.run("window.release()")
+    page.wait_for_end()
 
 
 def test_sources_of_a_clicked_phrase_are_shown_with_their_place(
