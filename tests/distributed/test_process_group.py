@@ -41,7 +41,7 @@ def test_error_of_the_system_names_its_file(on_ranks):
     assert first.out.decode().startswith("printed /no/file: No such file or directory")
 
 
-def test_bug_is_raised_on_its_own_rank(on_ranks):
+def test_bug_is_raised_on_its_launch(on_ranks):
     ranks = on_ranks(code=FAILING_RANK.format(rank=1, action='raise KeyError("oops")'), n=3)
     assert ranks[1].err == "raised KeyError('oops')\n"
     assert ranks[0].out.decode().startswith("printed rank 1: KeyError: 'oops' ")

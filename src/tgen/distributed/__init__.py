@@ -13,7 +13,7 @@ from tgen.distributed.collectives import (
     scatter,
     total,
 )
-from tgen.distributed.own_rank import (
+from tgen.distributed.launch import (
     Ranks,
     check_launcher,
     is_rank_zero,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tgen.distributed.own_rank import ranks
+from tgen.distributed.launch import ranks
 from tgen.errors import TgenError
 
 if TYPE_CHECKING:

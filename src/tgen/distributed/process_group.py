@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tgen.distributed.own_rank import Ranks, launched, ranks
+from tgen.distributed.launch import Ranks, launched, ranks
 from tgen.distributed.rank_errors import share_error
 from tgen.errors import TgenError, UsageError
 

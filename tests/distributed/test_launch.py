@@ -3,7 +3,7 @@
 import pytest
 
 from tgen import distributed
-from tgen.distributed import own_rank
+from tgen.distributed import launch
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "8"}
@@ -16,7 +16,7 @@ MPIRUN = {"OMPI_COMM_WORLD_SIZE": "8"}
 def test_processes_without_torchrun_are_refused_once(
     monkeypatch, run_here, tmp_path, launcher, number, variables
 ):
-    monkeypatch.setattr(own_rank, "_REPORT_SECONDS", 0)
+    monkeypatch.setattr(launch, "_REPORT_SECONDS", 0)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     for command in (["train", "x.txt"], ["generate", "-m", "m", "--input", "x.txt"]):

@@ -1,4 +1,4 @@
-"""This process's rank and the number of ranks, from torchrun's variables; torch is not imported."""
+"""How this process was launched: its rank and the number of ranks; torch is not imported."""
 
 import os
 import time
