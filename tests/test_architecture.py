@@ -41,19 +41,19 @@ ALLOWED = {
     "scoring": "corpus chat loaded_model",
     "serve": "storage machine tokenizer corpus checkpoint chat engine inspection lora drawing "
     "generation loaded_model runs",
-    "api_errors": "drawing runs",
-    "api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model runs "
-    "scoring api_errors",
+    "python_errors": "drawing runs",
+    "python_api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model "
+    "runs scoring python_errors",
     "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "
     "inspection lora drawing generation loaded_model runs benchmark scoring experiments serve",
-    "__init__": "api",
+    "__init__": "python_api",
     "__main__": "cli",
 }
 SHARED = {"version", "errors", "config", "reports"}
 # library: where alone it may be imported
 LIBRARIES = {
     "torch": "machine/device machine/openmp_wait model lora/layers training inspection "
-    "api distributed engine/torch_engine engine/cuda_graph engine/cuda_attention "
+    "python_api distributed engine/torch_engine engine/cuda_graph engine/cuda_attention "
     "benchmark/training_step benchmark/roofline benchmark/other_engines serve/inspection_child",
     "typer": "cli",
     "rich": "cli drawing",
@@ -67,7 +67,7 @@ LIBRARIES = {
     "PIL": "drawing",
     "gguf": "checkpoint/gguf",
     "pyarrow": "corpus/table_child",
-    "transformers": "benchmark/other_engines api",
+    "transformers": "benchmark/other_engines python_api",
     "llama_cpp": "benchmark/other_engines",
     "llguidance": "generation",
     "llm": "llm_plugin",

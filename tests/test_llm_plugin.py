@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from support.adapters import save_adapter
 from support.chats import CHATML, SYSTEM, model, plain_model, user
 from support.command import clean_environment
-from tgen.api import load
 from tgen.config import SamplingConfig
+from tgen.python_api import load
 
 OPTIONS = {"seed": 3, "temperature": 0.9, "max_new_tokens": 12}
 _CHILD = """
@@ -205,7 +205,7 @@ def test_listing_models_imports_neither_torch_nor_the_configuration():
         )
         return set(result.stdout.decode().rpartition("imported: ")[2].split())
 
-    assert not imported("models") & {"torch", "llvmlite", "tgen.config", "tgen.api"}
+    assert not imported("models") & {"torch", "llvmlite", "tgen.config", "tgen.python_api"}
     assert {name for name in imported("--version") if name.startswith("tgen")} == {
         "tgen",
         "tgen.llm_plugin",

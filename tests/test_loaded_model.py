@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.loaded_model import LoadedModel
+from tgen.python_api import Model
 
 PROMPTS = ["What is", "The king", "my lord, the king said: what is a crown? " * 3, "", "日本 🦋"]
 OPTIONS: list[dict[str, Any]] = [

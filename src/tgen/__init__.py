@@ -17,17 +17,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tgen.api import Model, Stream, load, train
     from tgen.config import ModelConfig, SamplingConfig
     from tgen.config.training import TrainConfig
     from tgen.errors import TgenError
+    from tgen.python_api import Model, Stream, load, train
     from tgen.reports.generation import Text
 
 _HOMES = {
-    "Model": "api",
-    "load": "api",
-    "train": "api",
-    "Stream": "api",
+    "Model": "python_api",
+    "load": "python_api",
+    "train": "python_api",
+    "Stream": "python_api",
     "ModelConfig": "config",
     "SamplingConfig": "config",
     "TrainConfig": "config.training",

@@ -1,4 +1,4 @@
-"""A model and its engine, ready to generate, shared by the command line and `tgen.api`."""
+"""A model and its engine, ready to generate, shared by the command line and `tgen.python_api`."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

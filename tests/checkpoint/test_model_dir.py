@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 
 from support.adapters import save_adapter
 from support.models import ALL_FAMILIES, TEXT, make_model
-from tgen.api import load as load_model
-from tgen.api import train
 from tgen.checkpoint import model_dir
 from tgen.cli.app import run
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError, UsageError
 from tgen.lora import model_with_adapter
 from tgen.model.transformer import Transformer
+from tgen.python_api import load as load_model
+from tgen.python_api import train
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer, train_char
 

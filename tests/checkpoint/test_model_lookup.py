@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tgen.api import load
 from tgen.checkpoint.model_lookup import (
     CACHE,
     CHECKPOINT,
@@ -22,6 +21,7 @@ from tgen.checkpoint.model_lookup import (
     shipped_model,
 )
 from tgen.errors import ModelError
+from tgen.python_api import load
 from tgen.storage.files import make_folder, replacing
 
 NEWER, OLDER = "a" * 40, "b" * 40

@@ -7,11 +7,11 @@ import pytest
 from llguidance import LLParserLimits
 
 from support.command import tgen
-from tgen.api import load
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation import constrained
 from tgen.loaded_model import Decoding, open_model
+from tgen.python_api import load
 
 SCHEMA = {
     "type": "object",

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from support.command import tgen
-from tgen.api import load
 from tgen.errors import UsageError
+from tgen.python_api import load
 
 lark = pytest.importorskip("lark", reason="lark is not installed")
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tgen.api import load
 from tgen.errors import UsageError
 from tgen.generation.json_schema import MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, translate
 from tgen.generation.schema_keywords import FORMATS, SchemaError
+from tgen.python_api import load
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}}, "required": ["kind"]}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from support.command import tgen
 from support.models import DIFFERENT_POSITIONS, make_model
-from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
@@ -19,6 +18,7 @@ from tgen.generation.loop import generate, generate_requests, make_source
 from tgen.generation.sample import softmax
 from tgen.generation.sequence import Request, check_request, window_start
 from tgen.generation.vocabulary import Vocabulary
+from tgen.python_api import load
 
 GREEDY = SamplingConfig(temperature=0)
 

@@ -11,7 +11,6 @@ import pytest
 
 from support.command import clean_environment, tgen
 from support.models import cpu_engine, make_model
-from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine
 from tgen.engine.torch_engine import TorchEngine
@@ -20,6 +19,7 @@ from tgen.generation.model_drafter import ModelDrafter
 from tgen.generation.ngram_drafter import NgramDrafter
 from tgen.generation.sequence import Request
 from tgen.generation.vocabulary import Vocabulary
+from tgen.python_api import load
 
 TOKENS = [bytes([97 + i % 26]) * (1 + i % 3) for i in range(300)]
 KINDS = [

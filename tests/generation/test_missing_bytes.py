@@ -5,12 +5,12 @@ import pytest
 
 from support.models import TEXT, make_model
 from support.vocabularies import SMOLLM2_MISSING, smollm2_like
-from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.python_api import Model
 from tgen.tokenizer import train_bpe
 
 EXPRESSIBLE = "(?s:[^\x04\x06\x13\x14\x16\x1d\U00040000-\U000bffff])*"

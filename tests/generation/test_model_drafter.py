@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from support.models import cpu_engine, make_model
-from tgen.api import load
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
@@ -14,6 +13,7 @@ from tgen.errors import ModelError, UsageError
 from tgen.generation.loop import generate
 from tgen.generation.model_drafter import ModelDrafter, _Text
 from tgen.generation.vocabulary import Vocabulary
+from tgen.python_api import load
 
 PROMPTS = [[1, 2, 3], list(range(15)), [7], [1, 2, 9]]
 SAMPLINGS = [

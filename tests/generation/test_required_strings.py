@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.logits_processors import LogitsProcessors
@@ -13,6 +12,7 @@ from tgen.generation.required_strings import missing_strings
 from tgen.generation.sequence import Request, SequenceState, check_request
 from tgen.generation.vocabulary import Vocabulary
 from tgen.generation.words import find_borders
+from tgen.python_api import load
 
 
 def test_required_string_inside_another_is_not_added():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from support.models import cpu_engine, make_model
-from tgen.api import load
 from tgen.benchmark.sweep import compare_precision
 from tgen.generation.logprobs import score_stream
 from tgen.generation.sample import softmax
 from tgen.generation.sequence import window_start
+from tgen.python_api import load
 
 
 def test_score_is_the_bits_per_byte_of_the_text(trained):

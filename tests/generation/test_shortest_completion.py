@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tgen.api import load
 from tgen.generation import shortest_completion
 from tgen.generation.shortest_completion import Completer, place_after
+from tgen.python_api import load
 
 PEOPLE = {
     "type": "array",

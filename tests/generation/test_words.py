@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.models import TEXT
-from tgen.api import load
 from tgen.config import SamplingConfig
 from tgen.errors import UsageError
 from tgen.generation.vocabulary import Vocabulary
@@ -22,6 +21,7 @@ from tgen.generation.words import (
     split_words,
 )
 from tgen.loaded_model import Decoding, open_model
+from tgen.python_api import load
 from tgen.tokenizer import train_char, train_words
 
 PIECES = ["a", "b", "é", "e\u0301", "'", "ab", "日", "한", " ", ", ", "×", "\n", "b a", "—", "🦋"]

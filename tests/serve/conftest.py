@@ -12,10 +12,10 @@ from support.chats import CHATML, SPECIAL
 from support.command import tgen
 from support.models import make_model
 from support.servers import ServerProcess, serving
-from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.python_api import Model
 from tgen.tokenizer import Tokenizer
 
 CONTEXT = 2048

@@ -11,10 +11,10 @@ import pydantic
 import pytest
 
 from support.servers import JSON, LONG, ServerProcess
-from tgen.api import Model
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed, sample_seed
 from tgen.loaded_model import LoadedModel
+from tgen.python_api import Model
 from tgen.scoring.score import DocumentScorer, start_ids
 
 if TYPE_CHECKING:

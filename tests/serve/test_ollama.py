@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from support.servers import JSON, ServerProcess
 from support.tools import NAMED, WEATHER
-from tgen.api import Model
 from tgen.config import EngineOptions
 from tgen.loaded_model import LoadedModel, open_model
+from tgen.python_api import Model
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError
 from tgen.serve.llama_cpp import apply_template

@@ -7,7 +7,7 @@ import pydantic
 import pytest
 
 from support.servers import ServerProcess
-from tgen.api import Model
+from tgen.python_api import Model
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, unavailable
 from tgen.serve.responses import read

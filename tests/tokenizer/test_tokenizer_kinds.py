@@ -19,11 +19,11 @@ from support.tokenizer_files import (
     openai_gpt,
     sentencepiece,
 )
-from tgen.api import Model
 from tgen.checkpoint import model_dir
 from tgen.config import SamplingConfig
 from tgen.inspection.inspector import Inspector
 from tgen.loaded_model import open_model
+from tgen.python_api import Model
 from tgen.tokenizer import TextStream, Tokenizer, patterns, train_char
 from tgen.tokenizer.backend import Backend
 from tgen.tokenizer.tokenizer import split_blocks

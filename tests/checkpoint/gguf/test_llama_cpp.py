@@ -13,12 +13,12 @@ import pytest
 from support.gguf_vocabularies import KINDS, make_file, with_all_splits
 from support.models import TEXT, make_model
 from support.tokenizer_files import sentencepiece
-from tgen.api import load
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, GgufType, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
+from tgen.python_api import load
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
 llama_cpp = pytest.importorskip(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from support.command import tgen
-from tgen.api import load
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.hf.generation_config import FILE_NAME, read
 from tgen.cli.app import run
 from tgen.config import SamplingConfig
+from tgen.python_api import load
 
 THEIRS = {
     "do_sample": True,

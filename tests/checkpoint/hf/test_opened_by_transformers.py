@@ -11,13 +11,13 @@ import torch
 from support.models import ALL_FAMILIES, TEXT, make_model
 from support.transformers_models import VARIANTS as THEIR_MODELS
 from support.transformers_models import make_theirs
-from tgen.api import load, train
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, RopeScaling, SamplingConfig
 from tgen.loaded_model import open_model
 from tgen.model.transformer import Transformer
+from tgen.python_api import load, train
 from tgen.reports.training import DoneReport
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 

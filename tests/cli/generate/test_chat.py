@@ -10,12 +10,12 @@ import pytest
 
 from support.chats import CHATML, MISTRAL, SYSTEM, model, plain_model, user
 from support.command import clean_environment, tgen
-from tgen.api import load
 from tgen.cli.app import run
 from tgen.drawing.terminal_text import printable
 from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import open_model
+from tgen.python_api import load
 
 
 def test_the_command_answers(model, capsysbinary, tmp_path):

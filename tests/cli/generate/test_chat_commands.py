@@ -7,10 +7,10 @@ import json
 import pytest
 
 from support.chats import CHATML, model, plain_model
-from tgen.api import load
 from tgen.cli.app import run
 from tgen.cli.generate import interactive
 from tgen.corpus import read
+from tgen.python_api import load
 
 
 @pytest.fixture

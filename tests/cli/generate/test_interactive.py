@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from support.command import clean_environment, tgen
-from tgen.api import load
 from tgen.cli.generate.interactive import read_line
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.loop import extract_prompt_cache
 from tgen.loaded_model import Decoding, open_model
+from tgen.python_api import load
 
 pty = pytest.importorskip("pty")
 

@@ -3,8 +3,8 @@
 # ruff: noqa: F401, F811  # fixtures are imported
 
 from support.chats import CHATML, model, plain_model
-from tgen.api import load
 from tgen.cli.app import run
+from tgen.python_api import load
 
 
 def test_name_of_a_control_token_stops_at_the_token(model):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tgen.api import load
+from tgen.python_api import load
 
 WORDS = "king queen crown"
 

@@ -8,9 +8,9 @@ import pytest
 from support.adapters import save_adapter
 from support.command import tgen
 from support.models import TEXT, make_model
-from tgen.api import load
 from tgen.checkpoint import model_dir
 from tgen.cli.app import run
+from tgen.python_api import load
 
 ROWS = [{"text": f"What is a crown? The king said {i}."} for i in range(12)]
 

@@ -64,7 +64,7 @@ import os, subprocess, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
 try:
-    from tgen.api import Model
+    from tgen.python_api import Model
     from tgen.checkpoint import model_dir
     from tgen.checkpoint.model_lookup import shipped_model
     from tgen.engine.cpu.engine import CpuEngine

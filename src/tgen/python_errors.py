@@ -1,4 +1,4 @@
-"""Errors for callers of `tgen.api`: they name keywords where the command line has flags."""
+"""Errors for callers of `tgen.python_api`: they name keywords where the command line has flags."""
 
 import re
 from collections.abc import Iterator

@@ -16,7 +16,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from tgen.api_errors import named_keywords
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf.tensor_names import full_name, head_name, to_hf_arrays
@@ -40,6 +39,7 @@ from tgen.generation.loop import make_source
 from tgen.generation.random_numbers import row_seed
 from tgen.loaded_model import Decoding, LoadedModel, open_model
 from tgen.lora import model_with_adapter
+from tgen.python_errors import named_keywords
 from tgen.reports.generation import Text, TextDetails, Token
 from tgen.reports.training import RunReport
 from tgen.tokenizer import Tokenizer
