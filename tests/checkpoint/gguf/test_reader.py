@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.models import TEXT, make_model
-from tgen import api
+from tgen import python_api
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.gguf import config_fields, reader
 from tgen.checkpoint.gguf import header as gguf_header
@@ -146,7 +146,7 @@ def test_llama3_rope_scaling_is_inferred_from_its_divisors(original):
 
 def test_commands_accept_gguf_files(run_here, tokenizer, tmp_path):
     _, path = export_model(tmp_path, tokenizer)
-    from_file, from_folder = (api.load(p, device="cpu") for p in (path, tmp_path / "model"))
+    from_file, from_folder = (python_api.load(p, device="cpu") for p in (path, tmp_path / "model"))
     for model in (from_file, from_folder):
         cache = model.cache_prompt("What is")
         model.save_cache(tmp_path / "cache", cache)
