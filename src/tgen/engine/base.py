@@ -102,9 +102,9 @@ class Engine(Protocol):
         """Append a token, sample the next one, append that one and so on, up to `n` times; return
         the sampled tokens, of which the last one is not appended.
 
-        They are the tokens that `extend` and `generation.sample` give. None, and nothing is
-        appended, if there are several sequences, or if this engine or the settings need the logits
-        in Python. `position` is that of the first sample.
+        They are the tokens that `extend` and `generation.sample` give. The list is empty, and
+        nothing is appended, if there are several sequences, or if this engine or the settings need
+        the logits in Python. `position` is that of the first sample.
         """
 
     def rewind(self, lengths: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ A draft token is the one that followed the same context before: most recently in
 (prompt lookup), else most often in the training corpus, according to the model's n-gram tables. The
 acceptance rate of each kind of draft is learned as the text grows. A draft ends where it saves the
 most passes by these rates, minus the cost of its tokens: texts without repetition get no drafts,
-and are searched in every fourth pass only.
+and are searched after every fourth token only.
 """
 
 from array import array

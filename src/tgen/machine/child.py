@@ -75,7 +75,7 @@ class Child:
             self._lock.release()
 
 
-def has_used_its_cpu_time(process: "subprocess.Popen[bytes] | None") -> bool:
+def has_used_its_cpu_time(process: subprocess.Popen[bytes] | None) -> bool:
     """Return whether a child that is over was killed because of its RLIMIT_CPU."""
     return process is not None and process.returncode == _CPU_LIMIT
 

@@ -221,7 +221,7 @@ class PassRunner:
         fields[job_layout.N_SPANS] = len(spans)
         fields |= self._split_keys(rows, len(spans) * self.config.n_kv_heads)
         fields[job_layout.N_LOGITS_SPANS] = sum(first < n_logits for first, _ in spans)
-        self._sequences = cache.addresses()
+        self._sequences = cache.addresses()  # alive as long as the job has its address
         fields[job_layout.SEQUENCES_PTR] = self._sequences.ctypes.data
         self._set_fields(fields)
         return logits[:, : self.config.vocab_size]

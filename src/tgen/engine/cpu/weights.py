@@ -293,7 +293,8 @@ def map_weights(config: ModelConfig, dtype: StoredAs, table: Array, memory: Arra
     table = table.copy()
     addresses = table[:, : job_layout.WINDOW]
     addresses[addresses > 0] += memory.ctypes.data
-    return PackedWeights(config, dtype, table, [memory[CACHE_LINE:]])
+    weights = memory[CACHE_LINE:]  # place 0 means that there are none: see `relocatable`
+    return PackedWeights(config, dtype, table, [weights])
 
 
 def pack_weights(
