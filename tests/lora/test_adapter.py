@@ -15,7 +15,7 @@ from support.transformers_models import make_theirs
 from tgen.checkpoint import model_dir, safetensors_file
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tgen.errors import ModelError
-from tgen.lora import adapter, model_with_adapter
+from tgen.lora import adapter, adapter_base, model_with_adapter
 from tgen.lora.matrices import Pair, adapter_layout, new_shapes
 from tgen.model.transformer import Transformer
 
@@ -114,7 +114,7 @@ def make_ours(folder, tokenizer, family="llama", *, rank=4, targets="all", **val
         )
         pairs[name] = Pair(a, b, scale)
     base = str((folder / "base").resolve())
-    digest = adapter.base_digest(arrays)
+    digest = adapter_base.base_digest(arrays)
     model_with_adapter.save(
         folder / "adapter",
         model.config,
@@ -231,10 +231,10 @@ def test_digest_does_not_depend_on_the_file(tokenizer):
     narrow = {n: a.view(np.uint32) >> 16 << 16 for n, a in arrays.items()}
     wide = {n: a.astype(np.uint32).view(np.float32) for n, a in narrow.items()}
     bits = {n: (a.view(np.uint32) >> 16).astype(np.uint16) for n, a in wide.items()}
-    assert adapter.base_digest(wide) == adapter.base_digest(bits)
-    assert adapter.base_digest(wide) != adapter.base_digest(arrays)
+    assert adapter_base.base_digest(wide) == adapter_base.base_digest(bits)
+    assert adapter_base.base_digest(wide) != adapter_base.base_digest(arrays)
     vectors = {n: a + (a.ndim == 1) for n, a in arrays.items()}
-    assert adapter.base_digest(vectors) == adapter.base_digest(arrays)
+    assert adapter_base.base_digest(vectors) == adapter_base.base_digest(arrays)
 
 
 def test_pefts_adapter_of_another_name_is_a_warning(tokenizer, tmp_path):
@@ -359,7 +359,7 @@ def test_digest_and_metadata_are_in_the_file(tokenizer, tmp_path):
     bundle = model_with_adapter.load(tmp_path / "base")
     path = tmp_path / "adapter" / ADAPTER_WEIGHTS
     metadata = safetensors_file.read_metadata(path)
-    assert metadata == {"format": "pt", "base_sha256": adapter.base_digest(bundle.arrays)}
+    assert metadata == {"format": "pt", "base_sha256": adapter_base.base_digest(bundle.arrays)}
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     merged = model_with_adapter.load(tmp_path / "adapter")
     assert model_dir.digest(merged) != model_dir.digest(bundle)

@@ -18,7 +18,7 @@ from tgen.checkpoint.safetensors_file import read_arrays, read_header
 from tgen.cli import app
 from tgen.config.training import TrainConfig
 from tgen.errors import ModelError, TrainingError, UsageError
-from tgen.lora import adapter, model_with_adapter
+from tgen.lora import adapter, adapter_base, model_with_adapter
 from tgen.model.transformer import Transformer
 from tgen.planning import side_work
 from tgen.planning.costs import n_parameters
@@ -182,7 +182,7 @@ def test_adapter_with_other_ranks_and_scales_continues(tmp_path, base):
     pairs = adapter.read(tmp_path / "first", bundle.config).pairs
     name = next(iter(pairs))
     pairs[name] = pairs[name]._replace(a=pairs[name].a[:1], b=pairs[name].b[:, :1], scale=5.0)
-    digest = adapter.base_digest(bundle.arrays)
+    digest = adapter_base.base_digest(bundle.arrays)
     files = adapter.build_files(bundle.config, pairs, base=str(base), digest=digest, alpha=32.0)
     for file, content in files.items():
         whole = content if isinstance(content, bytes) else b"".join(content)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tgen.checkpoint import model_dir
-from tgen.lora import adapter, model_with_adapter
+from tgen.lora import adapter_base, model_with_adapter
 from tgen.lora.matrices import Pair, adapter_layout
 
 
@@ -29,7 +29,7 @@ def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path
         bundle.tokenizer,
         pairs,
         base=str(base),
-        base_digest=adapter.base_digest(bundle.arrays),
+        base_digest=adapter_base.base_digest(bundle.arrays),
         alpha=2,
         inherited=inherited if template is None else inherited.with_template(template),
     )

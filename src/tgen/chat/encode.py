@@ -13,13 +13,13 @@ message, and then the marks are lost or change its branches.
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tgen.chat.call_syntax import PLAIN, CallSyntax, find_call_syntax
-from tgen.chat.render import Message, RejectedMessagesError, Sandbox, Tools
+from tgen.chat.dropped_messages import check_complete
+from tgen.chat.render import Message, Sandbox, Tools
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ContextError, UsageError
 from tgen.tokenizer import Tokenizer
@@ -29,9 +29,6 @@ _MAX_COMPOSED = 4  # maximum number of characters that NFC composes into one
 _STAND_INS = range(0xF0000, 0xFFFFE)  # private-use code points
 _INVALID_UTF8 = "surrogateescape"  # error handler that keeps invalid bytes
 _ASSISTANT = "assistant"
-_KNOWN_ROLES = ("user", "assistant")
-_MAX_CHANGED = 32  # of the last messages
-_ADDED = "x"  # to a message, to see whether the text changes
 _CUT = chr(0x10FFFD)  # private use; at the end of a message that is continued
 # Role -> keys that messages of it may have, too.
 _KEYS = {_ASSISTANT: {"tool_calls"}, "tool": {"tool_call_id", "name"}}
@@ -157,7 +154,11 @@ class ChatFormat:
                 for chat in conversations
             ]
         texts = self.render(conversations, prompts, versions.tools)
-        self.check_complete(conversations[0], texts[0], tools, prompt=prompt)
+
+        def render(conversation: list[Message]) -> str:
+            return self.render([conversation], [prompt], [tools])[0]
+
+        check_complete(conversations[0], texts[0], render)
         if continued:
             texts = [text.rpartition(_CUT)[0] for text in texts]
         for text in texts:
@@ -211,41 +212,6 @@ class ChatFormat:
         text = syntax.write([(call["name"], call["arguments"]) for call in calls])
         content = f"{message['content']}\n{text}" if message["content"] else text
         return {"role": message["role"], "content": content}
-
-    def check_complete(
-        self,
-        messages: Sequence[Message],
-        text: str,
-        tools: Tools = None,
-        *,
-        prompt: bool = True,
-    ) -> None:
-        """Raise UsageError for a message that the template leaves out of their `text`.
-
-        A message whose words are in the text may be there by chance: if it has another role than
-        user and assistant, or if words of others are not there, it is changed, and the text must
-        change. Templates may leave out the words beside calls.
-        """
-        contents, at = [message["content"].strip() for message in messages], 0
-        for content in contents:
-            found = text.find(content, at)
-            at = len(text) + 1 if found < 0 else found + len(content)
-        for i in range(max(0, len(messages) - _MAX_CHANGED), len(messages)):
-            if at <= len(text) and messages[i]["role"] in _KNOWN_ROLES:
-                continue
-            if "tool_calls" in messages[i]:
-                continue
-            changed = {**messages[i], "content": f"{contents[i]} {_ADDED}"}
-            with suppress(RejectedMessagesError):
-                conversation = [*messages[:i], changed, *messages[i + 1 :]]
-                (other,) = self.render([conversation], [prompt], [tools])
-                if contents[i] and other == text:
-                    raise UsageError(
-                        f"the chat template leaves out message {i + 1}, of the role "
-                        f"{messages[i]['role'][:40]!r}",
-                        f"use a role that it knows, such as {' or '.join(_KNOWN_ROLES)}, or remove "
-                        "the message",
-                    )
 
     def to_ids(
         self, texts: Sequence[str], originals: Mapping[int, str], *, continuation: bool = False

@@ -109,13 +109,13 @@ def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) ->
     """Describe a model directory, an adapter or a GGUF file."""
     from tgen.checkpoint import model_dir
     from tgen.checkpoint.stored_models import is_adapter
-    from tgen.lora import adapter
+    from tgen.lora import adapter, adapter_base
 
     facts: dict[str, Any] = {}
     try:
         if is_adapter(path):
             facts["adapter_of"], facts["rank"], counts = adapter.describe(path)
-            config, _ = model_dir.describe(adapter.find_base(path))
+            config, _ = model_dir.describe(adapter_base.find_base(path))
         else:
             config, counts = model_dir.describe(path)
         facts |= {"family": config.family, "context_length": config.context_length}

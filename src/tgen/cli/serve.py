@@ -303,6 +303,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
     from tgen.checkpoint.model_lookup import find_model
     from tgen.checkpoint.stored_models import is_adapter
     from tgen.lora import adapter as adapters_of
+    from tgen.lora import adapter_base
     from tgen.serve.models import describe_source
 
     found: list[tuple[str, Path, Path | None]] = []  # name, model or base, adapter
@@ -310,7 +311,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
     def add_model(name: str, model: str | None) -> None:
         path = find_model(model).path
         is_alone = not is_adapter(path)
-        base = path if is_alone else adapters_of.find_base(path)
+        base = path if is_alone else adapter_base.find_base(path)
         found.append((name or short_name(model, path), base, None if is_alone else path))
 
     if not models and not adapters:
@@ -319,7 +320,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
         add_model(*_split_name("--model", text))
     for name, directory in (_split_name("--adapter", text) for text in adapters):
         adapter = adapters_of.find_adapter(directory)
-        base = found[0][1] if len(models) == 1 else adapters_of.find_base(adapter)
+        base = found[0][1] if len(models) == 1 else adapter_base.find_base(adapter)
         if not any(other is None and path.samefile(base) for _, path, other in found):
             if models:
                 message = f"--adapter {directory}: its base {str(base)!r} is not served"

@@ -15,6 +15,7 @@ from tgen.distributed.collectives import (
 )
 from tgen.distributed.launch import (
     Ranks,
+    check_gpus,
     check_launcher,
     is_rank_zero,
     launched,
@@ -39,6 +40,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "call_together",
+    "check_gpus",
     "check_launcher",
     "clock",
     "gather",

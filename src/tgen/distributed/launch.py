@@ -68,6 +68,16 @@ def check_launcher() -> None:
         raise error
 
 
+def check_gpus(n_gpus: int) -> None:
+    """Raise UsageError if this machine has not a GPU for each of its ranks."""
+    n_ranks = ranks().local_world_size
+    if n_ranks > n_gpus:
+        raise UsageError(
+            f"{n_ranks} ranks on this machine need a GPU each (found {n_gpus})",
+            "start fewer ranks, or add --device cpu",
+        )
+
+
 def is_rank_zero() -> bool:
     """Return whether this process prints and writes files."""
     return not launched() or os.environ["RANK"] == "0"

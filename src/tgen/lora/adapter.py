@@ -5,7 +5,6 @@ PEFT accepts an adapter for any base model of the same shapes; therefore tgen st
 the base in the metadata of the safetensors file, and refuses another base.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 from tgen.checkpoint import safetensors_file
 from tgen.checkpoint.dtypes import to_float32
 from tgen.checkpoint.hf import tensor_names
-from tgen.checkpoint.hf.config import read_json_object
 from tgen.checkpoint.model_lookup import UnknownModelError, find_model, list_models
 from tgen.checkpoint.stored_models import (
     ADAPTER_CONFIG,
@@ -33,7 +31,15 @@ from tgen.checkpoint.stored_models import (
 )
 from tgen.checkpoint.tensor_mapping import TensorMapping
 from tgen.config import ModelConfig
-from tgen.errors import ModelError, TgenError
+from tgen.errors import ModelError
+from tgen.lora.adapter_base import (
+    base_digest,
+    base_name,
+    check_is_adapter,
+    is_base,
+    named_base,
+    read_settings,
+)
 from tgen.lora.matrices import Pair, Part, Shape, adapter_layout, check_rank
 from tgen.lora.merging import BASE_HINT, Extras, split_name
 from tgen.machine.memory import check_ram
@@ -42,9 +48,6 @@ from tgen.storage import files
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _BASE_DIGEST = "base_sha256"  # in the file's metadata
-_LIMIT = 1 << 22  # bytes of the configuration
-_HASHED_ROWS = 1024  # of a matrix at once
-_THREADS, _LARGE = 4, 1 << 24  # bytes of a model that several threads hash
 # Keys with any value: they do not change what the tensors mean.
 _NO_EFFECT = {
     "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
@@ -103,7 +106,7 @@ def find_adapter(name: str) -> Path:
             if known
             else "train one with `tgen train --lora`",
         ) from None
-    _check_is_adapter(path)
+    check_is_adapter(path)
     return path
 
 
@@ -112,12 +115,11 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
 
     Raises ModelError if it is damaged, does not fit the model, or has something that LoRA does not.
     """
-    _check_is_adapter(path)
-    values = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
+    values = read_settings(path)
     _check_config(path, values)
     weights, header = _read_header(path)
     sites = {part.pair: part for parts in adapter_layout(config).values() for part in parts}
-    base = _named_base(values)
+    base = named_base(values)
     head = tensor_names.full_name(config, tensor_names.head_name(config)).removesuffix(".weight")
     try:
         more = [name for name in header if _is_extra(weights, name, sites, head)]
@@ -129,7 +131,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
         ranks = _ranks(path, values, header, sites)
     except _OtherShapeError as error:
         has_digest = _BASE_DIGEST in _read_metadata(weights)
-        if model is None or (not has_digest and _is_base(path, model)):
+        if model is None or (not has_digest and is_base(path, model)):
             raise
         raise _other_base_error(path, model, error.message.removeprefix(f"{weights}: ")) from None
     arrays = safetensors_file.read_arrays(weights, header)
@@ -221,7 +223,7 @@ def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
     """Return the name of an adapter's base, its rank and the number of its parameters by type,
     without its weights. Raises ModelError."""
     weights, header = _read_header(path)
-    values = read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
+    values = read_settings(path)
     counts: Counter[str] = Counter()
     safetensors_file.check_float_dtypes(weights, header)
     for entry in header.values():
@@ -229,57 +231,7 @@ def describe(path: Path) -> tuple[str | None, int | None, Counter[str]]:
     if not counts:
         raise ModelError(f"{weights} has no tensors", "save the adapter again")
     rank = values.get("r")
-    return _named_base(values), rank if type(rank) is int else None, counts
-
-
-def base_name(path: Path) -> str | None:
-    """Return the name of an adapter's base model as its configuration has it."""
-    _check_is_adapter(path)
-    return _named_base(read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT))
-
-
-def _named_base(values: Mapping[str, Any]) -> str | None:
-    name = values.get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else None
-
-
-def find_base(path: Path, *, option: str = "--model") -> Path:
-    """Return the path of an adapter's base model: by the name in its configuration, or a directory
-    of that name beside the adapter. Raises ModelError that says where it was looked for, and that
-    `option` names a base."""
-    name = base_name(path)
-    if name is None:
-        raise ModelError(
-            f"the adapter {str(path)!r} does not name its base model",
-            f"name both: {option} BASE --adapter {path}",
-        )
-    beside = path.resolve().parent / Path(name).name
-    for candidate in (name, str(beside)):
-        try:
-            found = find_model(candidate).path
-        except TgenError:
-            continue
-        if not is_adapter(found) and found.exists():
-            return found
-    raise ModelError(
-        f"the base model {name[:200]!r} of the adapter {str(path)!r} does not exist: not a path "
-        f"or name of a model, and not {str(beside)!r}",
-        f"name both: {option} BASE --adapter {path}",
-    )
-
-
-def base_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of all matrices by name, as float32: the same for every file format."""
-    matrices = sorted(name for name, array in arrays.items() if len(array.shape) == 2)
-    if sum(arrays[name].nbytes for name in matrices) < _LARGE:
-        digests = [_digest(arrays[name]) for name in matrices]
-    else:
-        from concurrent.futures import ThreadPoolExecutor  # takes 10 ms to import
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            digests = list(pool.map(lambda name: _digest(arrays[name]), matrices))
-    lines = [f"{name} {digest}\n" for name, digest in zip(matrices, digests, strict=True)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return named_base(values), rank if type(rank) is int else None, counts
 
 
 def check_base(adapter: Adapter, base: Path, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
@@ -299,7 +251,7 @@ def check_base(adapter: Adapter, base: Path, arrays: Mapping[str, NDArray[Any]])
 
 def _other_base_error(path: Path, model: Path, difference: str) -> ModelError:
     """Return the error for an adapter that was trained on other weights than those of `model`."""
-    if _is_base(path, model):
+    if is_base(path, model):
         return ModelError(
             f"the base model {str(model)!r} has changed since the adapter {str(path)!r} was "
             f"trained: {difference}",
@@ -311,14 +263,6 @@ def _other_base_error(path: Path, model: Path, difference: str) -> ModelError:
         f"{difference}",
         BASE_HINT,
     )
-
-
-def _is_base(path: Path, model: Path) -> bool:
-    """Return whether a model is the one that an adapter names as its base."""
-    try:
-        return find_base(path).samefile(model)
-    except (TgenError, OSError):
-        return False
 
 
 def build_files(
@@ -362,13 +306,6 @@ def build_files(
     metadata = {"format": "pt", _BASE_DIGEST: digest}
     weights = safetensors_file.serialize_in_parts(arrays, metadata=metadata)
     return {ADAPTER_CONFIG: content.encode(), ADAPTER_WEIGHTS: weights}
-
-
-def _check_is_adapter(path: Path) -> None:
-    if not (path / ADAPTER_CONFIG).is_file():
-        raise ModelError(
-            f"{str(path)!r} is not an adapter: it has no {ADAPTER_CONFIG}", _name_hint(path)
-        )
 
 
 def _check_config(path: Path, values: Mapping[str, Any]) -> None:
@@ -493,20 +430,6 @@ def _mappings(config: ModelConfig) -> dict[str, tuple[TensorMapping, int]]:
         for mapping in tensor_names.tensor_mappings(config)
         for i, name in enumerate(mapping.theirs)
     }
-
-
-def _digest(array: NDArray[Any]) -> str:
-    sha256 = hashlib.sha256(str(array.shape).encode())
-    for i in range(0, len(array), _HASHED_ROWS):
-        rows = to_float32(np.asarray(array[i : i + _HASHED_ROWS]))
-        sha256.update(np.ascontiguousarray(rows, dtype="<f4").data)
-    return sha256.hexdigest()
-
-
-def _name_hint(path: Path) -> str:
-    if (path / "config.json").exists():
-        return "it is a model: name it with --model or --from"
-    return "name the directory that `tgen train --lora` or PEFT's save_pretrained wrote"
 
 
 def _weights_hint(path: Path) -> str:

@@ -59,7 +59,7 @@ def settings_path(path: Path, adapter: Path | None) -> Path:
 
 
 def _base(adapter: Path) -> Path:
-    from tgen.lora.adapter import find_base
+    from tgen.lora.adapter_base import find_base
 
     return find_base(adapter)
 

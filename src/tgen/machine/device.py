@@ -24,14 +24,9 @@ def choose_device(name: str) -> Device:
     if not available.get(name, False):
         usable = " or ".join(kind for kind, usable in available.items() if usable)
         raise UsageError(f"--device: {name!r} is not available", f"use --device {usable}")
-    ranks = distributed.ranks()
-    if name == "cuda" and distributed.launched():  # one GPU per rank
-        if ranks.local_world_size > (n_gpus := torch.cuda.device_count()):
-            raise UsageError(
-                f"{ranks.local_world_size} ranks on this machine need a GPU each (found {n_gpus})",
-                "start fewer ranks, or add --device cpu",
-            )
-        torch.cuda.set_device(ranks.local_rank)
+    if name == "cuda" and distributed.launched():
+        distributed.check_gpus(torch.cuda.device_count())
+        torch.cuda.set_device(distributed.ranks().local_rank)
     return torch.device(name)
 
 

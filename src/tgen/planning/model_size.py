@@ -10,7 +10,7 @@ from tgen.errors import CorpusError, UsageError
 from tgen.planning.costs import FrozenModel, MeasuredStep, matmul_params, n_parameters
 from tgen.planning.fine_tuning import MAX_MEMORIZED_ROWS, WINDOW
 from tgen.planning.memory import fitting_context
-from tgen.planning.shape import find_shape, nearest_size
+from tgen.planning.shape_search import find_shape, nearest_size
 
 EXPLICIT = "set by the user"  # the reason for values that the user chose
 _TOKENS_PER_PARAM = 2.5  # a run with fewer training tokens does better with a smaller model,

@@ -25,6 +25,8 @@ _MIN_PASS_SECONDS = 0.0012
 _SAMPLING_SECONDS = 0.3  # at least: one token at a time, however small the model
 SAMPLE_TOKENS = 120
 MEMORIZATION_SAMPLES, MEMORIZATION_TOKENS = 8, 128  # to search for in the training text
+_BASELINE_BYTES_PER_SECOND = 5e5
+_BASELINE_BYTES = 1 << 24  # at most: n-gram counts take 50 times as much memory
 EXIT_SECONDS = 0.9  # for the process to end
 # For the number of steps between two evaluations
 _EVALUATION_SHARE = 0.05  # fraction of the time
@@ -153,3 +155,13 @@ def choose_eval_every(
     if run.fine_tuning:
         return every, "at least twice per epoch" if epochs <= 0.5 else "a few steps apart"
     return every, f"{format_number(epochs)} epochs apart"
+
+
+def baseline_seconds(n_bytes: int) -> float:
+    """Return the seconds to compress texts with the other compressors."""
+    return n_bytes / _BASELINE_BYTES_PER_SECOND
+
+
+def fits_baselines(n_bytes: int, minutes: float) -> bool:
+    """Whether the other compressors need little of the time and memory for texts of this size."""
+    return n_bytes <= _BASELINE_BYTES and baseline_seconds(n_bytes) <= SHARE * 60 * minutes

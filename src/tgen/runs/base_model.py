@@ -22,7 +22,7 @@ from tgen.config import ModelConfig
 from tgen.config.training import TrainConfig
 from tgen.errors import TgenError, TrainingError, UsageError
 from tgen.lora import adapter as adapters
-from tgen.lora import model_with_adapter
+from tgen.lora import adapter_base, model_with_adapter
 from tgen.lora.matrices import Pair, new_shapes
 from tgen.lora.merging import describe as describe_extras
 from tgen.planning.costs import FrozenModel
@@ -127,7 +127,7 @@ def dequantize_base(
 ) -> tuple[AdapterRecord, dict[str, NDArray[Any]]]:
     """Return the record with the digest of the base model, and its arrays as floats."""
     floats = _dequantize(arrays)
-    return replace(record, base_digest=adapters.base_digest(floats)), floats
+    return replace(record, base_digest=adapter_base.base_digest(floats)), floats
 
 
 def load_base(
@@ -148,7 +148,7 @@ def load_base(
                 continue
             looked_at.append(path)
             arrays = _dequantize(model_with_adapter.load(path).arrays)
-            if adapters.base_digest(arrays) == record.base_digest:
+            if adapter_base.base_digest(arrays) == record.base_digest:
                 return record, arrays
     where = record.base_path
     if record.base != where:
@@ -178,10 +178,10 @@ def _find_base(start_from: Path | None, adapter: Path | None) -> tuple[str, Path
     """Return the base model's name for adapter_config.json, and its path."""
     if start_from is None:
         assert adapter is not None
-        path = adapters.find_base(adapter, option="--from")
-        return adapters.base_name(adapter) or str(path.resolve()), path
+        path = adapter_base.find_base(adapter, option="--from")
+        return adapter_base.base_name(adapter) or str(path.resolve()), path
     path, found_by = find_model(str(start_from))
     by_path = (PATH, CHECKPOINT, WEIGHTS_DIRECTORY)
     if is_adapter(path):
-        adapters.find_base(path, option="--from")  # its error names the option of this command
+        adapter_base.find_base(path, option="--from")  # its error names the option of this command
     return str(path.resolve()) if found_by in by_path else str(start_from), path

@@ -14,7 +14,7 @@ from tgen.checkpoint.model_lookup import find_model
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
 from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
-from tgen.lora import adapter as adapters
+from tgen.lora import adapter_base
 from tgen.runs import saved_state
 from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.request import RunRequest
@@ -121,7 +121,7 @@ def _sources(request: RunRequest) -> Iterator[Path]:
                 path = find_model(str(name)).path
                 yield path
                 if is_adapter(path):
-                    yield adapters.find_base(path)
+                    yield adapter_base.find_base(path)
 
 
 def check_out_is_free(out: Path, *, overwrite: bool) -> None:

@@ -41,7 +41,8 @@ from tgen.planning.memory import fitting_context
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.multi_gpu import scaling_report
 from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
-from tgen.planning.shape import nearest_size
+from tgen.planning.shape_search import nearest_size
+from tgen.planning.side_work import baseline_seconds, fits_baselines
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
 from tgen.runs import rank_sync
 from tgen.runs.base_model import Base, open_base, source_optimizer
@@ -69,8 +70,6 @@ from tgen.training.machine_speed import MIN_STEPS, measure_speed, measure_step
 from tgen.training.state import TrainState, new_state
 from tgen.version import __version__
 
-_BASELINE_BYTES_PER_SECOND = 5e5
-_BASELINE_BYTES = 1 << 24  # n-gram counts take 50 times as much memory
 _MIN_BASELINE_BYTES = 1000  # held out
 _MIN_COMPILED_MINUTES = 3
 _MAX_STEP_SECONDS = 5.0  # of a measurement of steps, whose durations vary by 10%
@@ -268,7 +267,9 @@ def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
     if lossy := [name for name in text.tokenizer.spec.normalizers if name != "NFC"]:
         notes.append(f"the tokenizer changes the text before it is learned ({', '.join(lossy)})")
     baseline_text = text.comparable
-    if baseline_text is not None and not _fits_baselines(baseline_text, config):
+    if baseline_text is not None and not fits_baselines(
+        sum(documents.n_bytes + len(documents) for documents in baseline_text), config.minutes
+    ):
         baseline_text = None
         notes.append("no baselines (xz, n-grams): they would take too much of the time budget")
     elif baseline_text is not None and baseline_text[1].n_bytes < _MIN_BASELINE_BYTES:
@@ -533,18 +534,11 @@ def _compile(request: RunRequest, device: Device) -> bool:
     return is_long and device.type == "cuda" and find_spec("triton") is not None
 
 
-def _fits_baselines(texts: tuple[Documents, Documents], config: TrainConfig) -> bool:
-    """Whether other compressors need at most 5% of the time budget."""
-    n_bytes = sum(documents.n_bytes + len(documents) for documents in texts)
-    limit = min(_BASELINE_BYTES, _BASELINE_BYTES_PER_SECOND * config.minutes * 60 / 20)
-    return n_bytes <= limit
-
-
 def measure_baselines(prepared: PreparedRun) -> Phases[PreparedRun]:
     """Add the bits per byte of other compressors, if the plan has them."""
     if (texts := prepared.baseline_text) is None:
         return prepared
-    seconds = sum(documents.n_bytes for documents in texts) / _BASELINE_BYTES_PER_SECOND
+    seconds = baseline_seconds(sum(documents.n_bytes for documents in texts))
     yield PhaseReport(phase="baselines (xz, n-grams)", seconds_left=seconds)
     train, val = map(join_documents, texts)
     baselines = {

@@ -61,7 +61,7 @@ class AdapterRecord:
 
     base: str  # name or path, as adapter_config.json has it
     base_path: str
-    base_digest: str  # see `adapter.base_digest`
+    base_digest: str  # see `adapter_base.base_digest`
     alpha: float
     ranks: dict[str, int]  # by transformers' name of the matrix
     scales: dict[str, float]

@@ -31,19 +31,19 @@ from tgen.serve.http_error import (
     to_http,
     unavailable,
 )
-from tgen.serve.inspection import VIEWS, InspectionProcess
-from tgen.serve.json_body import load_object
-from tgen.serve.models import ModelSource, ServedModel, ServedModels
-from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
-from tgen.serve.request_body import read_body
-from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
-from tgen.serve.text_response import (
+from tgen.serve.http_response import (
     NOTES,
     AnswerForm,
     OpenAIForm,
     TextResponse,
     wait_for_disconnect,
 )
+from tgen.serve.inspection import VIEWS, InspectionProcess
+from tgen.serve.json_body import load_object
+from tgen.serve.models import ModelSource, ServedModel, ServedModels
+from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
+from tgen.serve.request_body import read_body
+from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 from tgen.serve.token_answer import TokenAnswer, TokensRequest
 
 _PREPARING_THREADS = 2

@@ -13,11 +13,11 @@ from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.http_response import dump_json
 from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
 from tgen.serve.models import TAG
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
-from tgen.serve.text_response import dump_json
 
 VERSION = "0.8.0"  # of the API, for clients that ask for a minimum
 _NEVER = "9999-12-31T23:59:59Z"

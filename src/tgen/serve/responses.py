@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
+from tgen.serve.http_response import EVENT_STREAM, dump_json
 from tgen.serve.json_body import JsonObject, Objects, Unicode, list_parts, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, to_request
-from tgen.serve.text_response import EVENT_STREAM, dump_json
 
 _STATE = ("previous_response_id", "conversation", "prompt", "background", "store")
 _WITH_LOGPROBS = "message.output_text.logprobs"

@@ -19,7 +19,7 @@ from fuzz.mutations import ESCAPES, Mutator, dump
 from tgen.config import EngineOptions
 from tgen.errors import TgenError
 from tgen.loaded_model import open_model
-from tgen.serve import text_response
+from tgen.serve import http_response
 from tgen.serve.access_log import AccessLog
 from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.models import ModelSettings, ServedModels, describe_source
@@ -146,7 +146,7 @@ class Requests:
     def __init__(self, folder: Path) -> None:
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # as in `server.serve`
         logging.getLogger("tgen.serve").addFilter(self._note_record)
-        text_response._PACE = 0.001
+        http_response._PACE = 0.001
         self._secrets = [*_SECRETS, str(folder)]
         self._failures: list[BaseException] = []
         self._log_lines: list[bytes] = []

@@ -30,7 +30,6 @@ from tgen.config import FAMILIES, ModelConfig, RopeScaling
 from tgen.errors import ModelError
 from tgen.model.rope import scale_frequencies
 
-_OTHER_FILE = "name the GGUF file of a model with weights"
 _PREFIX = "tgen.rope_scaling."
 _NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
 HINT = "use a model with linear, yarn or Llama 3 RoPE scaling"
@@ -185,7 +184,6 @@ def _scaling_fields(config: ModelConfig) -> dict[str, Any]:
 def read_config(header: Header) -> ModelConfig:
     """Return the config; raises ModelError for unsupported models, UsageError for bad values."""
     fields, entries = header
-    _check_is_model(header)
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _FAMILIES:
         reason = UNSUPPORTED.get(architecture) if isinstance(architecture, str) else None
@@ -228,29 +226,6 @@ def read_config(header: Header) -> ModelConfig:
         if values[has] and not values[lacks]:
             raise ModelError(f"it has {BIASES[has]}, but not {BIASES[lacks]}", _UNSUPPORTED)
     return ModelConfig(**implied | values, family=family)
-
-
-def _check_is_model(header: Header) -> None:
-    """Raise ModelError that names what the file is instead."""
-    fields, entries = header
-    kind, architecture = fields.get("general.type", "model"), fields.get("general.architecture")
-    if kind == "adapter":
-        name = fields.get("general.base_model.0.name", "")
-        of = f" for {name[:100]!r}" if isinstance(name, str) and name else ""
-        raise ModelError(
-            f"it is a LoRA adapter for llama.cpp{of}, not a model",
-            "name its base model with --model, and PEFT's directory of the adapter with --adapter",
-        )
-    if kind == "imatrix" or any(name.endswith(".in_sum2") for name in entries):
-        raise ModelError("it is an importance matrix for quantization, not a model", _OTHER_FILE)
-    if kind == "mmproj" or architecture == "clip":
-        raise ModelError("it is the image or audio encoder of a model", _OTHER_FILE)
-    if kind != "model":
-        raise ModelError(f"the file has the type {str(kind)[:50]!r}, not 'model'", _OTHER_FILE)
-    if not entries and "tokenizer.ggml.model" in fields:
-        raise ModelError("it has a vocabulary, but no weights", _OTHER_FILE)
-    if not entries:
-        raise ModelError("it has no tensors", _OTHER_FILE)
 
 
 def _read_shape(own: Mapping[str, Any]) -> dict[str, Any]:

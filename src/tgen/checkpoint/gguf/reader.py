@@ -19,6 +19,7 @@ from tgen.machine.memory import check_ram
 from tgen.tokenizer import Tokenizer
 
 _DAMAGED = "download or export the file again"
+_OTHER_FILE = "name the GGUF file of a model with weights"
 
 
 def load(
@@ -31,7 +32,7 @@ def load(
     """
     header = read_header(path)
     with _path_in_errors(path):
-        config = read_config(header)
+        config = _read_config(header)
         shapes = {name: entry.shape for name, entry in header.tensors.items()}
         tensor_names.check_shapes(config, shapes)
         loaded_tokenizer, ends = _read_tokenizer(header, config)
@@ -50,14 +51,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer alone; errors as `load`."""
     header = read_header(path)
     with _path_in_errors(path):
-        return _read_tokenizer(header, read_config(header))[0]
+        return _read_tokenizer(header, _read_config(header))[0]
 
 
 def describe(path: Path) -> tuple[ModelConfig, Counter[str]]:
     """Return the config and the number of parameters by type, from the header; errors as `load`."""
     header = read_header(path)
     with _path_in_errors(path):
-        config = read_config(header)
+        config = _read_config(header)
         counts: Counter[str] = Counter()
         for name, entry in header.tensors.items():
             if name not in tensor_names.ROPE_TENSORS:
@@ -107,3 +108,31 @@ def chat_template(path: Path) -> tuple[str | None, dict[str, str], Any]:
             special[f"{name}_token"] = str(tokens[i])
     tool_source = fields.get("tokenizer.chat_template.tool_use")
     return source if isinstance(source, str) else None, special, tool_source
+
+
+def _read_config(header: Header) -> ModelConfig:
+    _check_is_model(header)
+    return read_config(header)
+
+
+def _check_is_model(header: Header) -> None:
+    """Raise ModelError that names what the file is instead."""
+    fields, entries = header
+    kind, architecture = fields.get("general.type", "model"), fields.get("general.architecture")
+    if kind == "adapter":
+        name = fields.get("general.base_model.0.name", "")
+        of = f" for {name[:100]!r}" if isinstance(name, str) and name else ""
+        raise ModelError(
+            f"it is a LoRA adapter for llama.cpp{of}, not a model",
+            "name its base model with --model, and PEFT's directory of the adapter with --adapter",
+        )
+    if kind == "imatrix" or any(name.endswith(".in_sum2") for name in entries):
+        raise ModelError("it is an importance matrix for quantization, not a model", _OTHER_FILE)
+    if kind == "mmproj" or architecture == "clip":
+        raise ModelError("it is the image or audio encoder of a model", _OTHER_FILE)
+    if kind != "model":
+        raise ModelError(f"the file has the type {str(kind)[:50]!r}, not 'model'", _OTHER_FILE)
+    if not entries and "tokenizer.ggml.model" in fields:
+        raise ModelError("it has a vocabulary, but no weights", _OTHER_FILE)
+    if not entries:
+        raise ModelError("it has no tensors", _OTHER_FILE)

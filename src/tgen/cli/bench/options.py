@@ -232,7 +232,7 @@ class BenchOptions:
         path, adapter = find_paths(self.model, self.adapter)
         if adapter is None:
             return path
-        from tgen.lora.adapter import find_base
+        from tgen.lora.adapter_base import find_base
 
         if find_base(adapter).resolve() != path.resolve():
             raise UsageError(

@@ -2,8 +2,9 @@
 
 import { ask, firstText, fromBase64, newestOnly, stream, toBase64 } from './api.js';
 import { Attend } from './attend.js';
-import { Branches, commandOf } from './branches.js';
+import { Branches } from './branches.js';
 import { Choose } from './choose.js';
+import { commandOf } from './command.js';
 import { Inside } from './inside.js';
 import { addSources, clearSources } from './sources.js';
 import { clearChart, measureCache } from './time.js';

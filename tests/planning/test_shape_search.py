@@ -5,7 +5,7 @@ import pytest
 from tgen.config import FAMILIES, ModelConfig
 from tgen.errors import UsageError
 from tgen.planning.costs import n_parameters
-from tgen.planning.shape import find_shape, nearest_size
+from tgen.planning.shape_search import find_shape, nearest_size
 
 SIZES = [100_000, 777_777, 10_000_000]
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from tgen.serve.engine_thread import Job
-from tgen.serve.text_response import OpenAIForm, TextResponse
+from tgen.serve.http_response import OpenAIForm, TextResponse
 
 
 class FakeAnswer:
