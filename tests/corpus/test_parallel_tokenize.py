@@ -20,6 +20,7 @@ from tgen.config.training import TrainConfig
 from tgen.corpus import parallel_tokenize
 from tgen.corpus.documents import Document
 from tgen.errors import CorpusError, TgenError, UsageError
+from tgen.machine import worker_pool
 from tgen.runs import tokenizing
 from tgen.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -120,9 +121,9 @@ def test_documents_are_their_tokens_and_an_end(name):
 @pytest.fixture
 def workers(monkeypatch):
     """All worker processes started."""
-    started, make = [], parallel_tokenize._Worker
+    started, make = [], worker_pool._Worker
     monkeypatch.setattr(
-        parallel_tokenize, "_Worker", lambda t: started.append(make(t)) or started[-1]
+        worker_pool, "_Worker", lambda *args: started.append(make(*args)) or started[-1]
     )
     return started
 
@@ -142,14 +143,14 @@ def test_there_are_no_more_workers_than_batches(workers):
 
 
 def test_killed_worker_is_an_error(monkeypatch):
-    make = parallel_tokenize._Worker
+    make = worker_pool._Worker
 
-    def make_killed(tokenizer):
-        worker = make(tokenizer)
+    def make_killed(*arguments):
+        worker = make(*arguments)
         os.kill(worker._child.pid, signal.SIGKILL)
         return worker
 
-    monkeypatch.setattr(parallel_tokenize, "_Worker", make_killed)
+    monkeypatch.setattr(worker_pool, "_Worker", make_killed)
     with pytest.raises(TgenError, match="a tokenizer process exited unexpectedly"):
         tokenize([(TEXT * 3,)], train_char([TEXT]), processes=2)
 
@@ -157,10 +158,11 @@ def test_killed_worker_is_an_error(monkeypatch):
 def test_workers_exit_when_their_parent_is_killed(tmp_path):
     code = (
         "from tgen import corpus; from tgen.corpus import parallel_tokenize, tokenize\n"
+        "from tgen.machine import worker_pool\n"
         "from tgen.tokenizer import train_char\n"
         "tokenize._PIECE = parallel_tokenize._BATCH = 1000\n"
-        "started = []; make = parallel_tokenize._Worker\n"
-        "parallel_tokenize._Worker = lambda t: started.append(make(t)) or started[-1]\n"
+        "started = []; make = worker_pool._Worker\n"
+        "worker_pool._Worker = lambda *args: started.append(make(*args)) or started[-1]\n"
         "documents, tokenizer = [(b'abc ' * 9000,)], train_char([b'abc '])\n"
         "steps = corpus.tokenize_documents(documents, tokenizer, processes=2)\n"
         "next(steps)\n"
@@ -210,7 +212,7 @@ def test_ranks_share_the_cpus_of_their_machine(monkeypatch):
     monkeypatch.setattr(tokenizing, "cpu_count", lambda: 6)
     for name, n in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(n))
-    assert [tokenizing._n_processes(threads) for threads in (None, 2, 8)] == [3, 2, 3]
+    assert [tokenizing.n_processes(threads) for threads in (None, 2, 8)] == [3, 2, 3]
 
 
 # Rank 0 prints the tokens, the others how many batches they tokenized.
@@ -220,10 +222,11 @@ from support.corpora import run_generator
 from tgen.corpus import parallel_tokenize as parallel, tokenize
 from tgen.distributed import barrier, join_process_group
 from tgen.errors import RankError
+from tgen.machine import worker_pool as pool
 from tgen.tokenizer import Tokenizer
 tokenize._PIECE, tokenize._SEARCH, parallel._BATCH = 1000, 100, 2500
 tokenizer_json, documents, processes = {tokenizer_json!r}, {documents!r}, {processes!r}
-batches, receive = [], parallel._Worker.receive
+batches, receive = [], pool._Worker.receive
 def action(worker): pass
 {setup}
 def count(worker):
@@ -234,8 +237,9 @@ try:
     with join_process_group(lambda *error: print("error:", *error, flush=True)) as own:
         given = {{"processes": processes[own.rank], "on_ranks": own.world_size > 1}}
         if own.rank:
-            parallel._Worker.receive = count
-            list(parallel.encode_pieces((), Tokenizer(tokenizer_json), **given))
+            pool._Worker.receive = count
+            first = parallel.first_message(Tokenizer(tokenizer_json))
+            list(pool.map_messages((), parallel.MODULE, first, **given))
         else:
             (tokens, *counts), _ = run_generator(
                 tokenize.tokenize_documents(documents, Tokenizer(tokenizer_json), **given)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.chats import assistant, user
 from support.command import PythonFork, clean_environment
 from support.runs import load_run
 from tgen import runs
@@ -172,16 +173,17 @@ def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, par
 LARGE = """
 import os
 from tgen.corpus import parallel_tokenize, tokenize
+from tgen.machine.worker_pool import _Worker
 from tgen.runs import tokenizing
 tokenize._PIECE = parallel_tokenize._BATCH = tokenizing._PARALLEL_BYTES = 1000
-batches, receive, end = [], parallel_tokenize._Worker.receive, os._exit
+batches, receive, end = [], _Worker.receive, os._exit
 def count(worker):
     batches.append(worker)
     return receive(worker)
 def print_and_end(status):
     print(len(batches), flush=True)
     end(status)
-parallel_tokenize._Worker.receive, os._exit = count, print_and_end
+_Worker.receive, os._exit = count, print_and_end
 """
 
 
@@ -196,6 +198,22 @@ def test_all_ranks_tokenize_a_large_corpus(on_ranks, corpus, whole, tmp_path):
         assert_same(out, whole)
         if arguments == start:
             (out / "training/tokens.safetensors").write_bytes(b"damaged")
+
+
+def test_all_ranks_tokenize_many_conversations(on_ranks, tmp_path):
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "two"
+    lines = [{"messages": [*user(f"What is {i}?"), assistant(f"{i}.")]} for i in range(60)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert app.run([str(one) for one in command(rows, tmp_path / "one", context_length=64)]) == 0
+    arguments = command(rows, out, batch=3, context_length=64)
+    few = "from tgen.runs import chat_rows, row_tokens\nchat_rows._PARALLEL_BYTES = 1\n"
+    few += "row_tokens._BATCH_ROWS = 10\n"
+    ranks = on_ranks(
+        code=ONE_READS + LARGE + few + code_of_ranks(arguments, action="0", at=-1), n=2
+    )
+    assert statuses(ranks) == [0, 0], ranks
+    assert [int(rank.out) for rank in ranks] == [3, 3]
+    assert_same(out, tmp_path / "one")
 
 
 def test_ranks_train_with_products_in_bfloat16(on_ranks, corpus, whole, tmp_path):

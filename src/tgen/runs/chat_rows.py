@@ -1,11 +1,9 @@
 """Conversations to fine-tune on: their template, held-out rows, tokens, and notes for the plan."""
 
-from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,16 +20,26 @@ from tgen.checkpoint.chat_template import (
 )
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
-from tgen.corpus import ArrayBuilder, Corpus, Documents, Tokens, begin_of_document
+from tgen.corpus import Corpus, Documents, Tokens, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
 from tgen.reports.training import PhaseReport, RowPart, RowsReport
 from tgen.runs.request import RunRequest
+from tgen.runs.row_tokens import (
+    MODULE,
+    RowTask,
+    RowTokens,
+    read_line,
+    read_row,
+    tokenize_conversations,
+)
 from tgen.runs.run_record import ChatRecord
 from tgen.runs.tokenizing import (
     TOKENIZER_BYTES,
     PhaseProgress,
     Phases,
     PreparedText,
+    call_ranks,
+    n_processes,
     replacement_notes,
     train_tokenizer,
 )
@@ -40,18 +48,8 @@ from tgen.tokenizer import Tokenizer
 
 _MAX_TEMPLATE_BYTES = 1 << 20
 _SHORT_WINDOW = 32  # tokens
+_PARALLEL_BYTES = 1 << 22  # from this size on, several processes are faster
 _SHOWN = 100  # characters of a system message
-
-
-class _RowTokens(NamedTuple):
-    """Rows as tokens, and the indices of those that are not learned whole."""
-
-    tokens: Tokens
-    lengths: Sequence[int]  # tokens of each example
-    target_bytes: int
-    n_replaced: int  # characters that the tokenizer cannot express
-    cut: list[int]  # rows without their last answers
-    left_out: list[int]  # rows without any answer
 
 
 def prepare_rows(
@@ -102,6 +100,7 @@ def prepare_rows(
         context_length=limit,
         max_bytes=max_bytes,
         folder=folder,
+        threads=request.threads,
     )
     if source is None:
         inherited = InheritedSettings(end_ids=end_ids, chat_template=given.source)
@@ -139,10 +138,12 @@ def tokenize_rows(
     context_length: int,
     max_bytes: int,
     folder: Path | None,
+    threads: int | None,
 ) -> Phases[PreparedText]:
     """Split and tokenize conversations as `record` says, and close the corpus.
 
-    The `context_length` of the result is the length of the longest row.
+    Many are tokenized by `threads` processes per rank, as `tokenize_split` does. The
+    `context_length` of the result is the length of the longest row.
     """
     notes = [*text.notes]
     all_rows, held_out = corpus.split_rows(text, config.val_fraction)
@@ -157,19 +158,29 @@ def tokenize_rows(
             "exceed the time budget"
         )
     template = ChatTemplate(record.template, record.variables)
-    chat = ChatFormat(template, tokenizer, context_length, now=record.date)
-    first = _read_row(rows, 0)
+    loss_on_all = config.loss_on == "all"
+    task = RowTask(template, record.date, record.end_ids, context_length, loss_on_all)
+    line = read_line(rows, 0)
+    chat, first = task.chat_format(tokenizer), read_row(line)
     try:
         encoder = RowEncoder(chat, tokenizer, record.end_ids, first)
     except RowError as error:
-        raise _add_location(rows, error) from None
+        raise CorpusError(f"{rows.describe(error.row)}: {error.message}", error.hint) from None
     progress = PhaseProgress("tokenizing", rows.n_bytes + held_out.n_bytes)
-    loss_on_all = config.loss_on == "all"
+    is_large = rows.n_bytes >= _PARALLEL_BYTES
     train = yield from progress.report(
-        _tokenize(rows, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
+        tokenize_conversations(
+            rows,
+            task,
+            encoder,
+            tokenizer,
+            folder,
+            processes=n_processes(threads) if is_large else 1,
+            on_ranks=is_large and call_ranks(MODULE, task.first_message(tokenizer, line), threads),
+        )
     )
     val = yield from progress.report(
-        _tokenize(held_out, encoder, tokenizer, context_length, folder, loss_on_all=loss_on_all)
+        tokenize_conversations(held_out, task, encoder, tokenizer, folder)
     )
     n_rows, n_held_out_rows = len(rows) - len(train.left_out), len(held_out) - len(val.left_out)
     if not n_rows:
@@ -183,7 +194,8 @@ def tokenize_rows(
         notes += _notes_on_rows(documents, result, context_length)
     # A held-out question, which samples answer during training.
     documents, result = (held_out, val) if n_held_out_rows else (rows, train)
-    row = _read_row(documents, next(i for i in range(len(documents)) if i not in result.left_out))
+    i = next(i for i in range(len(documents)) if i not in result.left_out)
+    row = read_row(read_line(documents, i))
     question, _ = encoder.clean(row.messages[: row.answers[0]])
     sample_ids = chat.encode(question)
     text.close()
@@ -288,55 +300,6 @@ def training_rows(text: Corpus, config: TrainConfig, max_bytes: int) -> Document
     return _subsample(corpus.split_rows(text, config.val_fraction)[0], max_bytes)
 
 
-def _read_row(rows: Documents, i: int) -> Row:
-    (line,) = rows[i]
-    return Row(*corpus.parse_conversation(line[:]))
-
-
-def _tokenize(
-    documents: Documents,
-    encoder: RowEncoder,
-    tokenizer: Tokenizer,
-    context_length: int,
-    folder: Path | None,
-    *,
-    loss_on_all: bool,
-) -> Generator[int, None, _RowTokens]:
-    """Yield the number of bytes done; return the tokens of all rows.
-
-    A window predicts `context_length` tokens from as many, so that a row may have one more.
-    """
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    tokens, mask = ArrayBuilder(dtype, folder), ArrayBuilder(np.dtype(np.bool_), folder)
-    lengths = array("q")
-    cut: list[int] = []
-    left_out: list[int] = []
-    n_done = target_bytes = n_replaced = 0
-    sizes = documents.sizes
-    rows = (_read_row(documents, i) for i in range(len(documents)))
-    encoded = encoder.encode(rows, context_length + 1)
-    for i in range(len(documents)):
-        try:
-            row = next(encoded)
-        except RowError as error:
-            raise _add_location(documents, error) from None
-        if row.cut:
-            (cut if row.examples else left_out).append(i)
-        for ids, in_loss in row.examples:
-            targets = np.array(in_loss) if not loss_on_all else np.arange(len(ids)) > 0
-            tokens.append(np.array(ids, dtype))
-            mask.append(targets)
-            lengths.append(len(ids))
-            target_bytes += sum(
-                len(tokenizer.token_bytes(i)) for i in np.array(ids)[targets].tolist()
-            )
-        n_replaced += row.n_replaced
-        n_done += int(sizes[i])
-        yield n_done
-    result = Tokens(tokens.build(), mask.build(), np.array(lengths, np.int64))
-    return _RowTokens(result, lengths, target_bytes, n_replaced, cut, left_out)
-
-
 def _notes_on_template(
     chat: ChatFormat, encoder: RowEncoder, tokenizer: Tokenizer, first: Row
 ) -> Iterator[str]:
@@ -351,7 +314,7 @@ def _notes_on_template(
         yield f"the chat template writes the date: that of this run is {date}"
 
 
-def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int) -> Iterator[str]:
+def _notes_on_rows(documents: Documents, result: RowTokens, context_length: int) -> Iterator[str]:
     limit = f"too long for a context of {context_length:,} tokens"
     if result.cut:
         n, first = len(result.cut), documents.describe(result.cut[0])
@@ -365,8 +328,3 @@ def _notes_on_rows(documents: Documents, result: _RowTokens, context_length: int
             f"the chat template rewrites earlier turns: {n_rows:,} rows are {n_examples:,} examples"
         )
     yield from replacement_notes(result.n_replaced)
-
-
-def _add_location(documents: Documents, error: RowError) -> CorpusError:
-    """Return the error with the file and line of its row."""
-    return CorpusError(f"{documents.describe(error.row)}: {error.message}", error.hint)

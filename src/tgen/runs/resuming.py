@@ -203,6 +203,7 @@ def tokenize_again(
                 context_length=record.plan.context_length,
                 max_bytes=record.read_bytes,
                 folder=folder,
+                threads=record.threads,
             )
         )
     limits = record.read_bytes, record.max_val_bytes, record.sample_pieces

@@ -15,10 +15,11 @@ from tgen.checkpoint.chat_template import read_end_ids
 from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, Tokens
-from tgen.corpus.parallel_tokenize import encode_pieces
+from tgen.corpus.parallel_tokenize import MODULE, first_message
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
+from tgen.machine.worker_pool import Message, map_messages
 from tgen.planning.tokenizer_choice import choose_tokenizer
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
@@ -278,8 +279,6 @@ def tokenize_split(
     """
     progress = PhaseProgress("tokenizing", train.n_bytes + val.n_bytes)
     is_large = train.n_bytes >= _PARALLEL_BYTES
-    if on_ranks := is_large and distributed.ranks().world_size > 1:
-        distributed.broadcast(_Task(tokenizer.json, threads))
     train_tokens, train_bytes, n_replaced = yield from progress.report(
         corpus.tokenize_documents(
             train,
@@ -288,8 +287,8 @@ def tokenize_split(
             begin_ids=begin_ids,
             open_end=train.open_end,
             folder=folder,
-            processes=_n_processes(threads) if is_large else 1,
-            on_ranks=on_ranks,
+            processes=n_processes(threads) if is_large else 1,
+            on_ranks=is_large and call_ranks(MODULE, first_message(tokenizer), threads),
         )
     )
     val_tokens, val_bytes, n_replaced_val = yield from progress.report(
@@ -305,19 +304,28 @@ def tokenize_split(
 def broadcast_prepared(value: Any) -> Any:
     """Return rank 0's value on all ranks, which tokenize for rank 0 until then."""
     while isinstance(result := distributed.broadcast(value), _Task):
-        tokenizer, n = Tokenizer(result.tokenizer_json), _n_processes(result.threads)
-        list(encode_pieces((), tokenizer, processes=n, on_ranks=True))
+        n = n_processes(result.threads)
+        list(map_messages((), result.module, result.first, processes=n, on_ranks=True))
     return result
 
 
 class _Task(NamedTuple):
     """Rank 0's request to the other ranks to tokenize a large corpus with it."""
 
-    tokenizer_json: str
+    module: str  # of the workers
+    first: Message
     threads: int | None
 
 
-def _n_processes(threads: int | None) -> int:
+def call_ranks(module: str, first: Message, threads: int | None) -> bool:
+    """Let the other ranks, which must have called `broadcast_prepared`, answer the next messages
+    with this one; return whether there are any."""
+    if several := distributed.ranks().world_size > 1:
+        distributed.broadcast(_Task(module, first, threads))
+    return several
+
+
+def n_processes(threads: int | None) -> int:
     """Return the number of this rank's processes: `threads`, at most its share of the CPUs."""
     n_cpus = max(1, cpu_count() // distributed.ranks().local_world_size)
     return min(threads or n_cpus, n_cpus)
