@@ -46,7 +46,8 @@ class RunRequest:
         help_text="Model directory to write.",
         flags="--out -o",
         metavar="DIR",
-        shown_default="models/<name of the corpus>",
+        shown_default="models/<name of the corpus>; with --from-run, "
+        "models/<name of the run>-repeated",
     )
     size: Size | None = option(
         None,
@@ -136,7 +137,7 @@ class RunRequest:
         "Chat template: a Jinja file, or plain for lines of questions (Q:) and answers (A:).",
         "--template",
         metavar="FILE|plain",
-        shown_default="that of the model",
+        shown_default="that of the model; plain for a new one",
     )
     reading: Reading = field(default_factory=Reading)
     train: TrainConfig = field(default_factory=TrainConfig)
