@@ -276,7 +276,7 @@ def test_calls_and_results_of_a_conversation_belong_together() -> None:
         ({"response_format": {"type": "text"}}, "options.response_format is not supported"),
         ({"temperature": "hot"}, "options.temperature: invalid value"),
         ({"num_predict": -3}, "options.num_predict: invalid value -3"),
-        ({"temprature": 1}, "unknown field 'temprature'"),
+        ({"temprature": 1}, "unknown field 'options.temprature': did you mean temperature?"),
     ],
 )
 @pytest.mark.parametrize("prompt", ["x", ""])

@@ -52,6 +52,7 @@ class HttpError(TgenError):
             self.param = name_as_sent(param, names)
             if message.startswith(param):
                 message = self.param + message.removeprefix(param)
+            message = message.replace(repr(param), repr(self.param), 1)
         self.message = _OTHER_FIELD.sub(lambda m: m[1] + names.get(m[2], m[2]) + m[3], message)
         self.args = (self.message,)
         return self
