@@ -277,6 +277,7 @@ def test_calls_and_results_of_a_conversation_belong_together() -> None:
         ({"temperature": "hot"}, "options.temperature: invalid value"),
         ({"num_predict": -3}, "options.num_predict: invalid value -3"),
         ({"temprature": 1}, "unknown field 'options.temprature': did you mean temperature?"),
+        ({"structured_outputs": {}}, "options.structured_outputs: no constraint"),
     ],
 )
 @pytest.mark.parametrize("prompt", ["x", ""])

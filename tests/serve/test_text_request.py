@@ -52,6 +52,12 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         "structured_outputs: there is a constraint already (got structured_outputs)",
     ),
+    (CompletionRequest, {"structured_outputs": {}}, "structured_outputs: no constraint, expected"),
+    (
+        CompletionRequest,
+        {"structured_outputs": {"regex": None, "json_object": False}, "regex": "a"},
+        "structured_outputs: no constraint, expected json, json_object, regex, choice or grammar",
+    ),
     (CompletionRequest, {"tool_choice": "any"}, "tool_choice is not supported"),
     (
         CompletionRequest,

@@ -165,9 +165,14 @@ class SamplingFields(JsonObject):
 
     @model_validator(mode="after")
     def _check_constraints(self) -> Self:
-        if len(self._constraints) > 1:
-            first, second = (field for field, _, _ in self._constraints[:2])
+        fields = [field for field, _, _ in self._constraints]
+        if len(fields) > 1:
+            first, second = fields[:2]
             raise bad_request(f"{second}: there is a constraint already (got {first})", second)
+        name = "structured_outputs"
+        if name in self.model_fields_set and name not in fields:  # an error in vLLM, too
+            message = f"{name}: no constraint, expected json, json_object, regex, choice or grammar"
+            raise bad_request(message, name)
         return self
 
     @property
