@@ -153,6 +153,9 @@ class ServeOptions:
         if self.key == "":
             message = "--api-key: the key is empty"
             raise UsageError(message, f"pass a key, or unset {KEY_VARIABLE}")
+        if self.key is not None and not self.key.isprintable():
+            message = "--api-key: the key has characters that are not printable"
+            raise UsageError(message, f"set --api-key or {KEY_VARIABLE} to a single line of text")
         if "*" in self.origins and self.key is None:
             message = "--cors '*' without a key lets every web page use the server"
             raise UsageError(message, f"set --api-key or {KEY_VARIABLE}, or name the origins")

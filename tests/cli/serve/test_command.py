@@ -28,6 +28,8 @@ from tgen.machine import device, memory
         (["--max-body", 500], 2, b"--max-body: the unit is missing"),
         (["--request-timeout", "nan"], 2, b"--request-timeout: invalid value nan"),
         (["--api-key", " "], 2, b"--api-key: the key is empty"),
+        (["--api-key", "a\nb"], 2, b"--api-key: the key has characters that are not"),
+        (["--api-key", "a\udcffb"], 2, b"--api-key: the key has characters that are not"),
         (["--cors", "*"], 2, b"--cors '*' without a key"),
         (["--cors", "https://a.example/"], 2, b"--cors: invalid value 'https://a.example/'"),
         (["--cors", "a.example"], 2, b"--cors: invalid value 'a.example'"),
