@@ -336,8 +336,9 @@ class LoadedModel:
     def save_cache(self, path: Path, cache: PromptCache) -> None:
         """Write the KV cache of a prompt to a file, bound to this model and dtype.
 
-        Raises ModelError as `check_cache` does.
+        Raises ModelError as `check_cache` does, UsageError as `check_cache_file` does.
         """
+        prompt_cache.check_cache_file(path)
         self.check_cache(cache)
         arrays = {"keys": cache.keys, "values": cache.values}
         arrays["tokens"] = np.array(cache.tokens, np.int64)

@@ -433,7 +433,8 @@ class Model:
     def save_cache(self, path: str | Path, cache: PromptCache) -> None:
         """Write the KV cache of a prompt to a file, bound to this model and dtype.
 
-        Raises ModelError if another model or dtype computed it.
+        Raises ModelError if another model or dtype computed it, UsageError if the path is a
+        directory or a file that is not a prompt cache.
         """
         _check_type(cache)
         _check_path("path", path)
