@@ -48,7 +48,7 @@ def weights(folder, name):
 )
 @pytest.mark.usefixtures("clock")
 def test_repeated_run_has_the_same_weights(tmp_path, values):
-    done = list(runs.start(request(tmp_path, **values)))[-1]
+    *reports, done = runs.start(request(tmp_path, **values))
     assert done.step > 4
     if "train" in values and values["train"].steps is None:  # they became fewer in the decay
         assert len(progress(tmp_path / "model")["end_history"]) > 1
@@ -58,7 +58,7 @@ def test_repeated_run_has_the_same_weights(tmp_path, values):
     assert isinstance(again[-1], DoneReport)
     assert weights(tmp_path, "again") == weights(tmp_path, "model")
     assert again[-1].best_bits_per_byte == done.best_bits_per_byte
-    assert [report.notes for report in again if isinstance(report, PlanReport)] == [[]]
+    assert plan_of(again).notes == plan_of(reports).notes
     assert again[-1].step == done.step
     assert load_run(tmp_path / "again")[0]["plan"]["train"]["steps"] is not None
     assert repeat(tmp_path, "third", of="again")
@@ -133,10 +133,20 @@ def test_run_that_cannot_be_repeated_is_refused(tmp_path):
         repeat(tmp_path)
 
 
+def test_skipped_files_are_named_again(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_bytes(TEXT)
+    (tmp_path / "texts" / "b.bin").write_bytes(b"\0" * 99)
+    skipped = f"skipped {tmp_path / 'texts' / 'b.bin'}: binary data with NUL bytes"
+    first = list(runs.start(request(tmp_path, corpus=[str(tmp_path / "texts")])))
+    assert skipped in plan_of(first).notes
+    assert skipped in plan_of(repeat(tmp_path)).notes
+
+
 def test_other_environment_is_a_note(tmp_path):
     list(runs.start(request(tmp_path)))
     (plan,) = [r for r in repeat(tmp_path, threads=2) if isinstance(r, PlanReport)]
-    assert "threads was 1, now 2" in plan.notes[0]
+    assert "threads was 1, now 2" in plan.notes[-1]
 
 
 def test_fine_tuning_is_repeated_from_the_same_model_only(tmp_path):

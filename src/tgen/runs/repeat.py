@@ -74,6 +74,7 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     frozen = None
     if old.adapter is not None and weights is not None:
         frozen = old.adapter.frozen_model(old.plan.model, weights)
+    record.plan.notes.extend(again.notes)
     prepared = PreparedRun(
         record,
         tokenizer,
