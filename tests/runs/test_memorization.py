@@ -70,6 +70,13 @@ def test_a_few_shared_words_are_not_memorization():
     assert verdict(80, 0) == "memorizes"
 
 
+def test_rows_have_no_text_to_compare_with():
+    report = judge_memorization(
+        39, None, train_bits_per_byte=1.0, held_out_bits_per_byte=None, epochs=3.0
+    )
+    assert report.verdict == "does not memorize: longest copied run 39 bytes"
+
+
 def test_much_lower_training_loss_is_a_sign_but_not_proof():
     assert verdict(30, 30, train=1.5, held_out=2.0) == "begins to memorize"
     assert verdict(30, 30, train=1.51, held_out=2.0) == "does not memorize"

@@ -9,7 +9,7 @@ import pytest
 from support.runs import contents, load_run, plan_of, progress, request, resume
 from tgen import corpus, runs
 from tgen.config.training import TrainConfig
-from tgen.reports.training import AnswersReport, DoneReport
+from tgen.reports.training import AnswersReport, DoneReport, MemorizationReport
 from tgen.runs.tokenizing import hold_out, row_lengths
 from tgen.storage import disk_array
 
@@ -43,6 +43,9 @@ def test_run_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed(make
     assert done.learned
     assert done.finished
     assert done.step == checks[-1].step < 400
+    (memory,) = (r for r in reports if isinstance(r, MemorizationReport))
+    assert memory.natural_run_bytes is None  # rows have no end of the text
+    assert "end of the text" not in memory.verdict
     plan = plan_of(reports)
     assert plan.held_out_tokens == 0
     assert any(choice.why.startswith("training ends once 3 answers") for choice in plan.choices)

@@ -224,7 +224,8 @@ class MemorizationReport:
     """Whether the model memorizes its training text."""
 
     longest_run_bytes: int  # longest run that samples share with the training text
-    natural_run_bytes: int  # the same for held-out text or, if none, the end of the training text
+    # The same for held-out text or, if none, the end of the training text; None: these are rows
+    natural_run_bytes: int | None
     train_bits_per_byte: float
     held_out_bits_per_byte: float | None  # None: nothing was held out
     verdict: str  # begins with "memorizes", "begins to memorize" or "does not memorize"

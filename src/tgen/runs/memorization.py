@@ -51,6 +51,7 @@ def measure_memorization(
     generated = b"".join(texts)
     train = tokenizer.decode(dataset.train.ids[:_SEARCHED_TOKENS])
     held_out, rest = tokenizer.decode(dataset.val.ids[:])[: len(generated)], train
+    is_packed = isinstance(dataset, PackedRows)  # rows, whose end is an answer like the others
     if not held_out:  # without a validation set, use the end of the training text
         rest, held_out = train[: -len(generated)], train[-len(generated) :]
     step = done.best_step or done.step  # of the saved weights
@@ -59,7 +60,7 @@ def measure_memorization(
     n_targets, n_bytes = dataset.train.n_targets, prepared.record.train_bytes
     return judge_memorization(
         len(longest_shared_run(generated, train)),
-        len(longest_shared_run(held_out, rest)),
+        None if is_packed else len(longest_shared_run(held_out, rest)),
         train_bits_per_byte=nats / math.log(2) * n_targets / n_bytes,
         held_out_bits_per_byte=done.best_bits_per_byte,
         epochs=done.tokens * step / max(1, done.step) / max(1, len(dataset.train.ids)),
@@ -68,7 +69,7 @@ def measure_memorization(
 
 def judge_memorization(
     longest_run: int,
-    natural_run: int,
+    natural_run: int | None,
     *,
     train_bits_per_byte: float,
     held_out_bits_per_byte: float | None,
@@ -78,13 +79,15 @@ def judge_memorization(
 
     `longest_run` is shared by the samples and the training text, `natural_run` by as much held-out
     text and the training text. With nothing held out (`held_out_bits_per_byte` is None), the end of
-    the training text takes its place. A copied run is proof. After several epochs, much lower loss
-    on training than on held-out text is a sign; with nothing held out, almost no loss is proof.
+    the training text takes its place; rows have no such end (None). A copied run is proof. After
+    several epochs, much lower loss on training than on held-out text is a sign; with nothing held
+    out, almost no loss is proof.
     """
     held_out, train = held_out_bits_per_byte, train_bits_per_byte
-    ratio = longest_run / max(natural_run, _MIN_NATURAL_RUN)
+    ratio = longest_run / max(natural_run or 0, _MIN_NATURAL_RUN)
     unseen = "the end of the text" if held_out is None else "held-out text"
-    runs = f"longest copied run {longest_run} bytes ({unseen}: {natural_run})"
+    runs = f"longest copied run {longest_run} bytes"
+    runs += "" if natural_run is None else f" ({unseen}: {natural_run})"
     bits = f"{train:.2f} bits/byte on the training text"
     if held_out is None and epochs >= _MIN_EPOCHS and train <= _MEMORIZED_BITS:
         verdict = f"memorizes: {bits}"
