@@ -136,6 +136,16 @@ def test_html_without_marks_of_footnotes_and_page_numbers(read):
     assert read("e.html", 'a<a href="#m">\u21a9\ufe0f<br></a>b')[0] == "a\nb"
 
 
+def test_html_keeps_raised_and_lowered_numbers(read):
+    page = (
+        "<p><sup>14</sup>C, x<sup>2</sup>, 10<sup>\u22123 </sup>m, H<sub>2</sub>O, SO<sub>4</sub>"
+        "<sup>2-</sup>, 1<sup>st</sup>, x<sup>n+1</sup>, a<sub><a href='#n'>1</a></sub>"
+    )
+    expected = "¹⁴C, x², 10⁻³ m, H₂O, SO₄²⁻, 1st, xn+1, a₁"
+    assert read("a.html", page)[0] == expected
+    assert read("b.html", "<p>a<p><sup>1</sup> note")[0] == "a\n\n¹ note"
+
+
 def test_pdf_joins_lines_and_removes_what_repeats(read):
     prose = [
         "ple text, well-known and as wide as others",

@@ -34,6 +34,11 @@ _SKIPPED_CLASSES |= {"gmail_signature", "moz-signature"}  # of mail
 _NOTE = re.compile(r"foot|note|fn-?(ref|back|anchor)", re.I)
 _ARROW = re.compile(r"\s*[↩↑⤴^][\ufe0e\ufe0f]?\s*")  # of a link back
 _MARK = re.compile(r"\s*[\[(]?(\d{1,4}|[a-z*†‡§¶]{1,3})[\])]?\s*")  # of a footnote
+_NUMBER = re.compile(r"\s*[0-9+\-\u2212]+\s*")  # that is raised or lowered: x<sup>2</sup>
+_SCRIPTS = {
+    "sup": str.maketrans("0123456789+-\u2212", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻"),
+    "sub": str.maketrans("0123456789+-\u2212", "₀₁₂₃₄₅₆₇₈₉₊₋₋"),
+}
 _CHARSET = re.compile(
     rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
 )
@@ -100,7 +105,7 @@ class _Parser(HTMLParser):
         self._links_inside = False  # to a place in a page
         self._link: tuple[int, int] | None = None  # its beginning
         self._in_note = False  # this link is of a footnote
-        self._mark: tuple[int, int] | None = None  # beginning of <sup>
+        self._mark: tuple[int, int] | None = None  # beginning of <sup> or <sub>
         self._mark_links = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -133,7 +138,7 @@ class _Parser(HTMLParser):
             self._mark_links |= self._links_inside
             self._link = builder.position
             self._in_note = _NOTE.search(attributes.get("class", "")) is not None
-        elif tag == "sup":
+        elif tag in _SCRIPTS:
             self._mark, self._mark_links = builder.position, self._links_inside
         elif tag == "li":
             builder.line()
@@ -163,9 +168,13 @@ class _Parser(HTMLParser):
             if _ARROW.fullmatch(text) or (is_note and _MARK.fullmatch(text)):
                 builder.remove(self._link)
             self._links_inside, self._link = False, None
-        elif tag == "sup" and self._mark:
-            if self._mark_links and _MARK.fullmatch(builder.cut(self._mark)):
+        elif tag in _SCRIPTS and self._mark:
+            text = builder.cut(self._mark)
+            if tag == "sup" and self._mark_links and _MARK.fullmatch(text):
                 builder.remove(self._mark)
+            elif _NUMBER.fullmatch(text):
+                builder.remove(self._mark)
+                builder.add(text.lstrip("\n").translate(_SCRIPTS[tag]))
             self._mark = None
         elif tag in _PARAGRAPHS:
             builder.line() if tag == "p" and self._in_list else builder.paragraph()
