@@ -56,6 +56,18 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
     assert left_out == {"table without text": 1, "picture": 1}
 
 
+def test_docx_without_hidden_text(read):
+    hidden = "<w:rPr><w:b/><w:vanish{}/></w:rPr><w:t>{}</w:t>"
+    old = "<w:rPr><w:rPrChange><w:rPr><w:vanish/></w:rPr></w:rPrChange></w:rPr><w:t>old</w:t>"
+    mark = f"<w:p><w:pPr><w:rPr><w:vanish/></w:rPr></w:pPr><w:r>{old}</w:r></w:p>"
+    equation = "<m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d>"
+    body = paragraph("One", hidden.format("", " no") + "<w:tab/>", " two") + mark
+    body += paragraph(hidden.format(' w:val="true"', "no")) + paragraph("three")
+    body += f"<w:p><w:r>{hidden.format('', 'no')}</w:r>{equation}</w:p>"
+    body += paragraph(hidden.format(' w:val="0"', "shown"))
+    assert read("a.docx", make_docx(body))[0] == "One two\n\nold\n\nthree\n\n(x)\n\nshown"
+
+
 def test_docx_keeps_brackets_signs_and_raised_parts_of_equations(read):
     run = "<m:r><m:t>{}</m:t></m:r>"
     inside = f"<m:e>{run.format('x')}</m:e>"

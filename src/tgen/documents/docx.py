@@ -9,7 +9,7 @@ from tgen.documents.package import Event, Package, without
 from tgen.documents.text_builder import TablePart, TextBuilder
 
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
-    *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPr"),
+    *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPrChange"),
 }  # fmt: skip
 _TABLE_PARTS: dict[str, TablePart] = {"tbl": "table", "tr": "row", "tc": "cell"}
 _RAISED = {"sup": "^", "sub": "_"}  # what is written before parts of equations that have text
@@ -61,13 +61,21 @@ def _read_body(
     brackets: list[dict[str, str]] = []  # of the open parts of equations
     sign = raised = ""  # of a sum or an integral; before the next text
     in_text = in_instruction = in_list = was_list = in_contents = False
+    in_properties = hidden = False  # of a run
 
     def add(text: str) -> None:
-        if not (in_contents or any(fields)):
+        if not (hidden or in_contents or any(fields)):
             builder.add(text)
 
     for kind, name, attributes in without(events, _SKIPPED):
-        if kind == "text":
+        if in_properties:
+            if (kind, name) == ("start", "vanish"):
+                hidden = attributes.get("val") not in ("0", "false", "off")
+            in_properties = (kind, name) != ("end", "rPr")
+        elif name in ("r", "rPr") and kind != "text":
+            hidden = hidden and name == "rPr"
+            in_properties = (kind, name) == ("start", "rPr")
+        elif kind == "text":
             if in_instruction and fields:
                 fields[-1] |= name.split()[:1] == ["TOC"]
             elif in_text:
