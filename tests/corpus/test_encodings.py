@@ -49,6 +49,18 @@ def test_encoding_is_detected_and_named(text, tmp_path):
         assert note.startswith("1 text, ")
 
 
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_one_line_of_japanese_needs_no_byte_order_mark(tmp_path, codec):
+    for text in (
+        JAPANESE.replace("\n", ""),
+        JAPANESE.replace("\n", "") + "\n",
+        "カタカナの文\u3000です",
+    ):
+        content, notes = read(tmp_path / "text", text.encode(codec))
+        assert content.decode() == text
+        assert notes == [f"1 text, {codec}, by its form"]
+
+
 def test_plain_text_is_the_file_itself(tmp_path):
     for content in (GERMAN.encode(), b"plain\n\tascii \x1b[1mbold\x1b[0m a lone \r here\n"):
         (tmp_path / "text").write_bytes(content)

@@ -29,6 +29,10 @@ _EXTENDED = {
 }
 _ESCAPES = re.compile(rb"\x1b(\$[@B]|\([BIJ])")  # of iso2022_jp, whose bytes are ASCII
 _LATIN, _LATIN_RUN = re.compile("[\u00c0-\u024f]"), re.compile("[\u00c0-\u024f]{3,}")
+_KANA, _MIN_KANA = re.compile("[\u3041-\u30ff]"), 0.1
+# ASCII, kana, ideographs and wide forms.
+_JAPANESE = re.compile("[\\s!-~\u3000-\u30ff\u4e00-\u9fff\uff01-\uff9f]")
+_MIN_JAPANESE = 0.95
 _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
 _ASCII = re.compile(rb"[\0-\x7f]*")
 _REPLACEMENT = "\ufffd".encode()
@@ -70,8 +74,10 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
         if first_bad is None and first_wide is not None:
             return plain._replace(how=f"although --encoding is {given}")
         return Encoding(codecs.lookup(given).name, 0, _GIVEN)
-    if b"\0" in head:
+    wide = "" if first_bad is None else _detect_japanese(head)
+    if not wide and b"\0" in head:
         wide = _detect_wide(head)
+    if wide or b"\0" in head:
         return Encoding(wide, 0, "by its form") if wide else plain
     if first_bad is None:
         is_iso2022 = b"\x1b" in head and _ESCAPES.search(head) and _fits(head, "iso2022_jp")
@@ -199,6 +205,17 @@ def _detect(sample: bytes, min_confidence: float = 0.0) -> str:
         common = sample.decode("cp1252", "replace")
         codec = "cp1252" if sample.decode(codec, "replace") == common else codec
     return codec if codec != "utf-8" and _fits(sample, codec) else ""
+
+
+def _detect_japanese(head: bytes) -> str:
+    """Return which UTF-16 a Japanese text has, or "" for other bytes. It may have no zero byte, and
+    in other encodings pairs of bytes are hardly ever kana."""
+    for codec in ("utf-16-le", "utf-16-be"):
+        text = head.decode(codec, "replace")
+        n_kana, n_japanese = len(_KANA.findall(text)), len(_JAPANESE.findall(text))
+        if n_kana >= _MIN_KANA * len(text) and n_japanese >= _MIN_JAPANESE * len(text):
+            return codec
+    return ""
 
 
 def _detect_wide(head: bytes) -> str:
