@@ -13,6 +13,7 @@ import pytest
 
 from support.runs import simulate_run
 from tgen.drawing.comparison import (
+    TextTable,
     comparison_plot,
     comparison_rows,
     comparison_tables,
@@ -155,6 +156,15 @@ def test_wide_table_is_split_into_results_and_costs(report):
     results, costs = groups.fitting(40)
     assert {*results.names} & {*costs.names} == {"family"}
     assert {*results.names} | {*costs.names} == {*groups.names}
+
+
+def test_long_names_of_runs_break_after_a_setting():
+    name = "sweeps/long/learning_rate=0.003_dropout=0.1_seed=0"
+    runs = [{"run": name, ">best": "1.234"}, {"run": "short", ">best": "1.3"}, {"run": "x" * 60}]
+    (cells,) = TextTable("runs", [{">best": ""} | run for run in runs], ["run"]).fitting(40)
+    lines = [row["run"].split("\n") for row in cells.rows]
+    assert lines[0] == ["sweeps/long/learning_rate=0.003_", "dropout=0.1_seed=0"]
+    assert lines[1:] == [["short"], ["x" * 33, "x" * 27]]
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs LaTeX")

@@ -35,6 +35,7 @@ _UNITS: dict[Scale, list[tuple[float, str]]] = {  # the last one that is below t
 _COSTS = (">steps", ">tokens", ">time", ">parameters", ">FLOP")
 _TEXT = ">held-out text"
 _MAX_VALUES = 6  # of a setting in the table of differences
+_MIN_NAME = 20  # characters of a line of a name
 _NAMED_RUNS = 4  # up to so many, their names follow the values
 _LATEX = {
     "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
@@ -59,17 +60,31 @@ class TextTable:
 
     def fitting(self, width: int) -> "list[TextTable]":
         """Return the table or, if it is wider than `width` characters, one without and one with the
-        costs."""
-        columns = zip(self.names, *(row.values() for row in self.rows), strict=True)
-        widths = [max(len(cell.removeprefix(">")) for cell in column) + 2 for column in columns]
-        if sum(widths) - 2 <= width or not {*_COSTS} <= {*self.names}:
-            return [self]
+        costs. Long names of runs break after `_` or `/` if they can."""
+        if self._width <= width or not {*_COSTS} <= {*self.names}:
+            return [self._with_lines(width)]
         others = [name for name in self.names if name not in _COSTS]
         costs = [name for name in self.names if name in (*self.keys, *_COSTS)]
-        return [
+        parts = [
             TextTable(title, [{name: row[name] for name in names} for row in self.rows])
             for title, names in ((self.title, others), ("", costs))
         ]
+        return [part._with_lines(width) for part in parts]
+
+    @property
+    def _width(self) -> int:
+        columns = zip(self.names, *(row.values() for row in self.rows), strict=True)
+        widths = [max(len(cell.removeprefix(">")) for cell in column) + 2 for column in columns]
+        return sum(widths) - 2
+
+    def _with_lines(self, width: int) -> "TextTable":
+        excess = self._width - width
+        if excess <= 0 or "run" not in self.names:
+            return self
+        room = max(_MIN_NAME, max(len(row["run"]) for row in self.rows) - excess)
+        line = re.compile(rf".{{1,{room}}}$|.{{0,{room - 1}}}[_/]|.{{1,{room}}}")
+        rows = [row | {"run": "\n".join(line.findall(row["run"]))} for row in self.rows]
+        return replace(self, rows=rows)
 
 
 def comparison_tables(report: ComparisonReport) -> list[TextTable]:
