@@ -62,6 +62,21 @@ def test_runs_are_those_of_train_and_so_are_the_results(tmp_path):
     assert plan.cells[0].n_parameters > 1000
 
 
+def test_plan_counts_the_runs_that_have_ended(tmp_path):
+    asked = make(tmp_path)
+    assert [*dry_run(asked)][-1].n_done == [0, 0]
+    n_steps = 13  # one run ends for each cell, then the second cell's other one, and one is left
+    for report in (reports := sweep(asked)):
+        n_steps -= isinstance(report, StepReport)
+        if n_steps == 0:
+            reports.close()
+    assert [*dry_run(asked)][-1].n_done == [1, 2]
+    list(sweep(asked))
+    assert [*dry_run(asked)][-1].n_done == [2, 2]
+    (asked.out / "learning_rate=0.03_seed=8" / "training" / "run.json").write_text("{")
+    assert [*dry_run(asked)][-1].n_done == [2, 1]
+
+
 def test_run_without_its_model_is_not_finished(tmp_path):
     asked = make(tmp_path, n_seeds=1, steps=2)
     list(sweep(asked))

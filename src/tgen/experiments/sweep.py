@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,9 @@ def sweep(
 def dry_run(request: SweepRequest) -> Generator[PhaseReport | SweepPlanReport, None, None]:
     """Yield the phases of planning, and the plan, without writing files."""
     check_cells(request)
-    record = _open(request) or (yield from _plan(request))
-    yield _plan_report(request, record)
+    planned = _Sweep(request, lambda: False, _wait)
+    planned.record = _open(request) or (yield from _plan(request))
+    yield planned.plan_report()
 
 
 def check_cells(request: SweepRequest) -> None:
@@ -143,7 +144,7 @@ class _Sweep:
         """Yield the reports of the sweep and of its runs."""
         check_cells(self.request)
         self.record = yield from self._open()
-        yield _plan_report(self.request, self.record)
+        yield self.plan_report()
         cells = list(range(len(self.request.cells)))
         for number, _ in enumerate(self.rungs):
             if len(self.record.kept) > number:  # nothing of this rung is left to do
@@ -154,6 +155,32 @@ class _Sweep:
                 return
             if number + 1 < len(self.rungs):
                 cells = self._keep(number, cells)
+
+    def plan_report(self) -> SweepPlanReport:
+        """Return the plan, with the runs that have ended."""
+        cells, rungs, n_seeds = self.record.cells, self.rungs, len(self.request.seeds)
+        seconds = sum(cell.seconds for cell in cells) / len(cells)
+        parameters = sum(cell.n_parameters for cell in cells)
+        return SweepPlanReport(
+            out=str(self.request.out),
+            cells=cells,
+            seeds=self.request.seeds,
+            rungs=rungs,
+            n_done=[*map(self._n_done, range(len(cells)))],
+            seconds=seconds * total_share(rungs) * n_seeds,
+            disk_bytes=_DISK_BYTES * parameters * n_seeds,
+        )
+
+    def _n_done(self, cell: int) -> int:
+        """Return how many runs of a cell have ended for the current rung; all of them if an earlier
+        one dropped it."""
+        kept, n_done = self.record.kept, 0
+        if kept and cell not in kept[-1]:
+            return len(self.request.seeds)
+        for seed, _ in enumerate(self.request.seeds):
+            with suppress(LockedError, ModelError, TrainingError):  # the run reports it
+                n_done += self._is_done(cell, seed, len(kept))
+        return n_done
 
     def _open(self) -> Generator[PhaseReport, None, _Record]:
         """Return the record in the directory, or plan the sweep and write it; of several processes
@@ -461,18 +488,3 @@ def _budget(cell: CellPlan, rung: Rung) -> tuple[str, Any]:
         return "steps", max(1, round(rung.share * cell.steps))
     assert cell.minutes is not None
     return "minutes", rung.share * cell.minutes
-
-
-def _plan_report(request: SweepRequest, record: _Record) -> SweepPlanReport:
-    rungs = make_rungs(len(record.cells), halving=request.halving)
-    n_seeds, n_cells = len(request.seeds), len(record.cells)
-    seconds = sum(cell.seconds for cell in record.cells) / n_cells * total_share(rungs) * n_seeds
-    parameters = sum(cell.n_parameters for cell in record.cells)
-    return SweepPlanReport(
-        out=str(request.out),
-        cells=record.cells,
-        seeds=request.seeds,
-        rungs=rungs,
-        seconds=seconds,
-        disk_bytes=_DISK_BYTES * parameters * n_seeds,
-    )

@@ -34,6 +34,7 @@ class SweepPlanReport:
     cells: list[CellPlan]
     seeds: list[int]
     rungs: list[Rung]
+    n_done: list[int]  # by cell, runs that have ended for the current rung or with an earlier one
     seconds: float  # expected, of all runs one after the other
     disk_bytes: int  # expected, of all runs
 

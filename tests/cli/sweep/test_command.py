@@ -118,6 +118,8 @@ def test_sweep_ends_with_its_results(run_here, corpus):
     assert lines[-1]["schema"] == "tgen.compare/1"
     losses = {one["name"]: one["best"] for one in lines[-1]["runs"]}
     assert losses == {one["name"]: one["bits_per_byte"] for one in done}
+    plan = run_here(*command[:-1], "--dry-run", cwd=corpus).stdout.decode()
+    assert re.search(r"time per run +runs done\n1e-3 .* 2 steps +1 of 1\n", plan)
     assert b"bits/byte" in shown.stderr
     again = run_here(*command, cwd=corpus)
     assert again.returncode == 0
