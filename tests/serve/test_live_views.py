@@ -254,7 +254,7 @@ def test_an_inspection_that_takes_too_much_cpu_time_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inspection = InspectionProcess()
-    program = "import tgen.machine.resource_limit as r; r.set_limit('RLIMIT_CPU', 1)\nwhile 1: pass"
+    program = "import tgen.machine.resource_limit as r; r.limit_cpu_time(0)\nwhile 1: pass"
     monkeypatch.setattr(inspection, "_child", Child("-c", program))
     with pytest.raises(HttpError, match="CPU time") as raised:
         inspection._ask("{}")

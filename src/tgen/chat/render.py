@@ -1,18 +1,16 @@
 """Render chat templates, which are untrusted code, in a process with time and memory limits."""
 
 import json
-import signal
 from collections.abc import Sequence
 from typing import Any
 
 from tgen.checkpoint.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
-from tgen.machine.child import WALL_TIME, Child
+from tgen.machine.child import WALL_TIME, Child, has_used_its_cpu_time
 
 Message = dict[str, Any]  # role and content, texts; perhaps tool_calls, tool_call_id, name
 Tools = list[dict[str, Any]] | None  # functions that the model may call, in OpenAI's form
 SECONDS, BYTES = 5, 512 << 20  # of CPU time and of memory, where the platform can limit them
-_TIME_OVER = getattr(signal, "SIGPROF", 0)
 _MAX_RESPONSE_BYTES = 64 << 20
 
 
@@ -84,8 +82,6 @@ class Sandbox:
                 process.stdin.flush()
                 return dict(json.loads(process.stdout.readline(_MAX_RESPONSE_BYTES)))
         except (OSError, ValueError) as error:  # killed, or it exited
-            is_slow = isinstance(error, TimeoutError) or (
-                process is not None and process.returncode == -_TIME_OVER
-            )
+            is_slow = isinstance(error, TimeoutError) or has_used_its_cpu_time(process)
             reason = f"took more than {SECONDS} s" if is_slow else "crashed its process"
         raise ModelError(f"the chat template {reason}", NO_CHAT_HINT)

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tgen.machine.resource_limit import set_limit
+from tgen.machine.resource_limit import limit_cpu_time, set_limit
 
 _MAX_CHARACTERS = 2 << 20  # per text
 
@@ -142,8 +142,7 @@ def main() -> None:
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         set_limit("RLIMIT_AS", request["bytes"])
-        if hasattr(signal, "setitimer"):  # its signal ends this process
-            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+        limit_cpu_time(request["seconds"])
         sys.stdout.buffer.write(json.dumps(handle_request(request)).encode() + b"\n")
         sys.stdout.buffer.flush()
 

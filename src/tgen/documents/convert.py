@@ -11,11 +11,10 @@ from typing import Any
 
 from tgen.documents.kinds import UNREADABLE
 from tgen.errors import CorpusError
-from tgen.machine.child import Child, has_used_its_cpu_time
+from tgen.machine.child import WALL_TIME, Child, has_used_its_cpu_time
 from tgen.storage import files
 
 SECONDS, SECONDS_PER_MB, MAX_SECONDS = 30, 30, 3600  # of CPU time
-_WALL = 4  # times the CPU time: others may delay the child
 _BYTES, _BYTES_PER_BYTE = 1 << 30, 8  # of memory, where the platform supports a limit
 _TEXT_BYTES, _TEXT_PER_BYTE = 1 << 26, 100  # of text: 64 MiB and 100 per byte of the file
 _BLOCK = 1 << 20
@@ -66,7 +65,7 @@ def convert_document(
     process = spool = None
     try:
         spool = files.open_temporary(None)
-        with _child.use(_WALL * seconds) as process:
+        with _child.use(WALL_TIME * seconds) as process:
             answer = yield from _exchange(process, request, file, spool, name)
             if answer.get("kill"):
                 raise _problem(name, answer)

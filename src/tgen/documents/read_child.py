@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from tgen.documents.kinds import byte_order_mark
 from tgen.documents.package import DAMAGED_HINT
 from tgen.errors import CorpusError, TgenError, is_out_of_memory
-from tgen.machine.resource_limit import set_limit
+from tgen.machine.resource_limit import limit_cpu_time, set_limit
 from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
@@ -57,8 +57,7 @@ def main() -> None:
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
         set_limit("RLIMIT_AS", request["memory"])
-        # In case the parent is killed and cannot kill this process.
-        set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
+        limit_cpu_time(request["seconds"])
         try:
             answer: dict[str, Any] = {"left_out": _read(request, out)}
         except Exception as error:

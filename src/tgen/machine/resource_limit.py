@@ -1,5 +1,6 @@
-"""A limit that a child process sets itself, before it handles what comes from outside."""
+"""Limits that a child process sets itself, before it handles what comes from outside."""
 
+import time
 from contextlib import suppress
 
 
@@ -10,3 +11,9 @@ def set_limit(name: str, limit: int) -> None:
 
         number = getattr(resource, name)
         resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))
+
+
+def limit_cpu_time(seconds: int) -> None:
+    """End this process, where the platform supports it, after this CPU time from now on or up to
+    two seconds more. The parent ends it after `child.WALL_TIME` times the seconds."""
+    set_limit("RLIMIT_CPU", int(time.process_time()) + seconds + 1)

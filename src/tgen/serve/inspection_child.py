@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
 from tgen.lora.model_with_adapter import load
 from tgen.machine.memory import free_ram
-from tgen.machine.resource_limit import set_limit
+from tgen.machine.resource_limit import limit_cpu_time, set_limit
 from tgen.reports.inspection import Matrix
 
 _LOWEST_PRIORITY = 19
@@ -53,7 +52,7 @@ def main() -> None:
     opened: tuple[tuple[str, str | None, str], Inspector] | None = None
     for line in sys.stdin:
         request = json.loads(line)
-        set_limit("RLIMIT_CPU", int(time.process_time()) + request["seconds"] + 1)
+        limit_cpu_time(request["seconds"])
         model = request["path"], request["adapter"], request["stamp"]
         try:
             if opened is None or opened[0] != model:
