@@ -9,7 +9,6 @@ from tgen.cli import console
 from tgen.cli.json_output import json_line
 from tgen.cli.options import engine_options, json_option, make_command, quiet_option
 from tgen.cli.output_files import (
-    FILES,
     check_output_files,
     csv_text,
     file_option,
@@ -25,7 +24,6 @@ from tgen.reports.comparison import ComparisonReport, Scale
 if TYPE_CHECKING:
     from tgen.experiments.comparison import Score
 
-PANELS = (FILES, "Output", "Performance")
 _SCHEMA = "tgen.compare/1"
 
 
@@ -183,4 +181,4 @@ def _content(flag: str, report: ComparisonReport, scale: Scale) -> bytes:
     return curve_files.png(plot) if flag == "--png" else curve_files.svg(plot).encode()
 
 
-command = make_command(compare, CompareOptions, PANELS)
+command = make_command(compare, CompareOptions)

@@ -164,12 +164,11 @@ def make_command(
 ) -> Callable[..., None]:
     """Make a function for Typer from `run`, which takes the options as an `options_type`.
 
-    `panels`: the order of the help's panels after the main one.
+    In the help, the main panel and `panels` come first, the others in the order of the options.
     """
-    order = ("", *panels)
-    parameters = sorted(
-        _parameters(options_type), key=lambda one: order.index(one.details.get("panel", ""))
-    )
+    parameters = list(_parameters(options_type))
+    titles = ["", *panels, *(one.details.get("panel", "") for one in parameters)]
+    parameters.sort(key=lambda one: titles.index(one.details.get("panel", "")))
 
     def command(context: typer.Context, **values: Any) -> None:
         with flags_in_errors(options_type):

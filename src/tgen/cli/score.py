@@ -20,7 +20,7 @@ from tgen.cli.options import (
     reading_options,
 )
 from tgen.config import EngineOptions
-from tgen.config.input_files import PANEL, Reading
+from tgen.config.input_files import Reading
 from tgen.config.option import option
 from tgen.drawing.colormap import MAX_BITS, highlight
 from tgen.drawing.terminal_text import label, one_line
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tgen.loaded_model import LoadedModel
 
 
-PANELS = (PANEL, "Output", "Performance")
 _Report = TokenScore | DocumentReport | TotalReport
 _SCHEMA = "tgen.score/1"
 _MAX_PERPLEXITY = 1e9  # larger ones do not fit into their column
@@ -353,4 +352,4 @@ def _p_value(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-command = make_command(score, ScoreOptions, PANELS)
+command = make_command(score, ScoreOptions)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "TGEN_API_KEY"
 _LIMITS, _SPEED = "Limits", "Performance"
 _limit, _speed = (partial(option, panel=panel) for panel in (_LIMITS, _SPEED))
-PANELS = (_LIMITS, _SPEED)
 _BODY_SECONDS = 10.0
 _STDERR = 2
 _MEMORY_SHARE = 0.8  # of the free memory, for weights
@@ -367,4 +366,4 @@ def _open_page(url: str, key: str | None, text: bytes) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-command = make_command(serve, ServeOptions, PANELS)
+command = make_command(serve, ServeOptions)

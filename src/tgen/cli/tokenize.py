@@ -22,7 +22,7 @@ from tgen.cli.options import (
     quiet_option,
     reading_options,
 )
-from tgen.config.input_files import PANEL, Reading
+from tgen.config.input_files import Reading
 from tgen.config.option import option
 from tgen.drawing.colormap import highlight
 from tgen.drawing.terminal_text import label, one_line
@@ -316,4 +316,4 @@ def _style(number: int) -> Style:
     return highlight(_SHADES[number % len(_SHADES)])
 
 
-command = make_command(tokenize, TokenizeOptions, (PANEL,))
+command = make_command(tokenize, TokenizeOptions)

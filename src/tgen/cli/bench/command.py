@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tgen.cli import console
-from tgen.cli.bench.options import PANELS, BenchOptions
+from tgen.cli.bench.options import BenchOptions
 from tgen.cli.model_loading import announce_compiling
 from tgen.cli.options import check_output_file, make_command
 
@@ -49,4 +49,4 @@ def bench(options: BenchOptions) -> None:
             throughput.run_throughput(options)
 
 
-command = make_command(bench, BenchOptions, PANELS)
+command = make_command(bench, BenchOptions)

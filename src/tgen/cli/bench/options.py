@@ -25,7 +25,6 @@ OtherEngine = Literal["self", "transformers", "llama.cpp"]
 ENGINES = ("kernels", "torch")
 _SWEEP, _MODES, _COMPARISON = "Sweep (every combination)", "Other measurements", "Comparison"
 _compare, _mode = partial(option, panel=_COMPARISON), partial(option, panel=_MODES)
-PANELS = (_SWEEP, _COMPARISON, _MODES, "Output")
 _LLAMA_BENCH = "output=md output=csv output=jsonl"  # only for throughput
 _THROUGHPUT = f"pairs depths engines save against baseline {_LLAMA_BENCH}"
 _SIZES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?")

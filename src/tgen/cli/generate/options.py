@@ -35,15 +35,7 @@ _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATC
 # No path has these.
 _GRAMMAR = re.compile(r"::=|^\s*(//.*\s+)*\??[A-Za-z_]\w*\s*:(\s+\S|\s*[^\s\\/])|\n")
 _NOT_CACHED = "input_file chat interactive no_kv_cache"  # does not use a cache file
-PANELS = (
-    _CHAT,
-    _BATCH,
-    "Output",
-    "Constraints and stopping",
-    _SPEED,
-    "Penalties",
-    "Other samplers",
-)
+PANELS = (_CHAT, _BATCH, "Output", "Constraints and stopping", _SPEED)  # others follow
 
 
 def _encode_all(texts: list[str]) -> list[bytes]:

@@ -1,7 +1,7 @@
 """`tgen inspect`: show a model's attention, predictions, parameters and training history."""
 
 from tgen.cli import console
-from tgen.cli.inspect.options import PANELS, InspectOptions
+from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.options import make_command, read_prompt
 
 
@@ -96,4 +96,4 @@ def _show_live(options: InspectOptions) -> None:
     run_server(served, text=text)
 
 
-command = make_command(inspect, InspectOptions, PANELS)
+command = make_command(inspect, InspectOptions)

@@ -15,7 +15,7 @@ from tgen.cli.options import (
     prompt_option,
     quiet_option,
 )
-from tgen.cli.output_files import FILES, check_output_files, file_option, output_files
+from tgen.cli.output_files import check_output_files, file_option, output_files
 from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option
@@ -32,7 +32,6 @@ from tgen.drawing.view_options import (
 )
 from tgen.errors import UsageError
 
-PANELS = (SELECTION, SAMPLING, DRAWING, FILES, "Output")
 _VIEWS_WITHOUT_CSV = (View.model, View.verify)
 _TABLE_FIELDS = ("query", "keys", "hide_first", "cells", "top")  # no effect on whole matrices
 _LIVE_FIELDS = {"live", "prompt", "prompt_file", "model", "adapter", "device", "quiet"}

@@ -38,7 +38,7 @@ from tgen.runs.output_folder import default_name
 if TYPE_CHECKING:
     from tgen.experiments.sweep import SweepReport, SweepRequest
 
-PANELS = ("Data and tokenizer", PANEL, "Output", "Hardware")
+PANELS = ("Data and tokenizer", PANEL)
 # Options whose values --set can vary, by the field of SweepOptions that has them
 _VARIED = dict.fromkeys(("family", "size", "parameters", "tokenizer", "vocab_size", "from"), "run")
 _VARIED["lora"] = "config"

@@ -32,7 +32,7 @@ from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import ResumeRequest, RunRequest
 from tgen.runs.output_folder import default_output
 
-PANELS = ("Data and tokenizer", PANEL, "Resume", "Output", "Hardware")
+PANELS = ("Data and tokenizer", PANEL, "Resume")
 _RESUMABLE = {one.name for one in fields(ResumeRequest)}
 _FIXED = [one.name for one in fields(RunRequest) if one.name not in _RESUMABLE]
 
