@@ -14,13 +14,7 @@ from tgen.reports.inspection import ModelSummary
 from tgen.version import __version__
 
 CACHE_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}
-_TYPES = {  # of the same size
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int8": "Q8_0",
-    "int4": "Q4_1",
-}
+_TYPES = {dtype: name.upper() for dtype, name in CACHE_TYPES.items()} | {"int4": "Q4_1"}
 _MIB, _GIB = 2**20, 2**30
 _LAST_CSV_FIELD = "peak_memory_bytes"  # later fields are lists, or describe the machine
 # Columns of the Markdown table and their widths; a negative width aligns to the left.
