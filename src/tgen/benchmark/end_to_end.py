@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tgen.benchmark.statistics import timing
 from tgen.errors import TgenError
@@ -44,17 +44,26 @@ def measure_end_to_end(
     for trial in range(trials + 1):
         runs.append(_run(command, prompt))
         yield TrialReport(trial=trial, trials=trials)
-    yield _report(runs[0], runs[1:])
+    warmup, *timed = runs
+    total, answer = timing([run.total for run in timed]), warmup.answer
+    n_generated, text = len(answer["tokens"]), answer["text"].encode()
+    yield EndToEndReport(
+        phases={name: timing([run.phases[name] for run in timed]) for name in warmup.phases},
+        total=total,
+        warmup=warmup.phases,
+        n_prompt=answer["prompt_tokens"],
+        n_gen=n_generated,
+        tokens_per_second=n_generated / total.median,
+        peak_memory_bytes=max(run.peak_memory_bytes for run in timed) or None,
+        text=base64.b64decode(answer["bytes"]) if "bytes" in answer else text,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Run:
+class _Run(NamedTuple):
     phases: dict[str, float]  # seconds
     total: float  # seconds
-    n_prompt: int
-    n_gen: int
-    text: bytes
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int  # 0: unknown
+    answer: dict[str, Any]  # the output of --json
 
 
 def _run(command: Sequence[str], prompt: bytes) -> _Run:
@@ -77,28 +86,4 @@ def _run(command: Sequence[str], prompt: bytes) -> _Run:
             _, name, end, memory = line.split()
             phases[name] = (int(end) - previous) / 1e9
             previous, peak = int(end), max(peak, int(memory))
-    answer = json.loads(child.stdout)
-    text = answer["text"].encode()
-    return _Run(
-        phases=phases,
-        total=(exited - spawned) / 1e9,
-        n_prompt=answer["prompt_tokens"],
-        n_gen=len(answer["tokens"]),
-        text=base64.b64decode(answer["bytes"]) if "bytes" in answer else text,
-        peak_memory_bytes=peak or None,
-    )
-
-
-def _report(warmup: _Run, runs: list[_Run]) -> EndToEndReport:
-    total = timing([run.total for run in runs])
-    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
-    return EndToEndReport(
-        phases={name: timing([run.phases[name] for run in runs]) for name in warmup.phases},
-        total=total,
-        warmup=warmup.phases,
-        n_prompt=warmup.n_prompt,
-        n_gen=warmup.n_gen,
-        tokens_per_second=warmup.n_gen / total.median,
-        peak_memory_bytes=max(peaks, default=None),
-        text=warmup.text,
-    )
+    return _Run(phases, (exited - spawned) / 1e9, peak, json.loads(child.stdout))
