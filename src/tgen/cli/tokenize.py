@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -221,30 +221,29 @@ def _write_texts(
     options: TokenizeOptions,
 ) -> None:
     """Write each text, given with its name: its ids, its counts, as JSON, or to be looked at."""
-    write: Callable[[str, _Pieces, _Counts], None] = partial(_write_view, tokenizer)
-    if options.json:
-        write = partial(_write_json, model, tokenizer, only_counts=options.count)
-    elif options.count:
+    only_counts = options.count and not options.json
+    if only_counts:
         console.show(Text(_COUNTS, style="bold"), wrap=False)
-        write = _write_counts
-    elif options.ids:
-        write = _write_ids
     all_counts = []
     for name, pieces in texts:
         all_counts.append(own := _Counts())
-        write(name, own.count(pieces), own)
+        counted = own.count(pieces)
+        if options.json:
+            _write_json(model, tokenizer, name, counted, own, only_counts=options.count)
+        elif only_counts:
+            for _ in counted:
+                pass
+            _show_counts(own, name)
+        elif options.ids:
+            _write_ids(counted)
+        else:
+            _write_view(tokenizer, name, counted)
     total = _Counts(sum(one.n_tokens for one in all_counts), sum(one.n_bytes for one in all_counts))
-    if options.count and not options.json and len(all_counts) > 1:
+    if only_counts and len(all_counts) > 1:
         _show_counts(total, "total")
     elif not options.count:
         numbers = f"{count(total.n_tokens, 'token')}, {count(total.n_bytes, 'byte')}"
         console.print_status(numbers)
-
-
-def _write_counts(name: str, pieces: _Pieces, counts: _Counts) -> None:
-    for _ in pieces:
-        pass
-    _show_counts(counts, name)
 
 
 def _show_counts(counts: _Counts, name: str) -> None:
@@ -253,7 +252,7 @@ def _show_counts(counts: _Counts, name: str) -> None:
     console.show(Text(line), wrap=False)
 
 
-def _write_ids(_name: str, pieces: _Pieces, _counts: _Counts) -> None:
+def _write_ids(pieces: _Pieces) -> None:
     separator = ""
     for _, ids in pieces:
         console.write((separator + " ".join(map(str, ids))).encode())
@@ -288,7 +287,7 @@ def _write_json(
         console.write(f"{start}], ".encode() + json_line(asdict(counts)).removeprefix(b"{"))
 
 
-def _write_view(tokenizer: "Tokenizer", name: str, pieces: _Pieces, _counts: _Counts) -> None:
+def _write_view(tokenizer: "Tokenizer", name: str, pieces: _Pieces) -> None:
     """Write the text with its tokens in colors, if the terminal has them, and a line per token."""
     has_color = console.has_color_ramp()
     if name not in ("-", "--prompt"):
