@@ -120,19 +120,17 @@ def _rank_sums(n: int, m: int) -> Floats:
     """
     if n + m > _MAX_EXACT:
         return _normal(n * m, n * m * (n + m + 1) / 12)
-    counts: dict[tuple[int, int], Floats] = {}
 
+    @cache
     def count(n: int, m: int) -> Floats:
         """The largest value is one of the n, above all m, or one of the m, above none."""
         if n == 0 or m == 0:
             return np.ones(1)
-        if (n, m) not in counts:
-            orders = np.zeros(n * m + 1)
-            above, below = count(n - 1, m), count(n, m - 1)
-            orders[m : m + len(above)] += above
-            orders[: len(below)] += below
-            counts[n, m] = orders
-        return counts[n, m]
+        orders = np.zeros(n * m + 1)
+        above, below = count(n - 1, m), count(n, m - 1)
+        orders[m : m + len(above)] += above
+        orders[: len(below)] += below
+        return orders
 
     for i in range(1, n + 1):  # ascending, which keeps the recursion shallow
         for j in range(1, m + 1):

@@ -6,6 +6,7 @@ With color, a line of blocks (▀) shows two rows; without, each cell is one cha
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +58,9 @@ class Blocks:
 
 def _color_runs(upper: list[int], lower: list[int]) -> Iterator[Segment]:
     """Yield one segment per run of equal colors."""
-    start = 0
-    for j in range(1, len(upper) + 1):
-        if j == len(upper) or (upper[j], lower[j]) != (upper[start], lower[start]):
-            character, style = _half_blocks(upper[start], lower[start])
-            yield Segment(character * (j - start), style)
-            start = j
+    for cells, run in groupby(zip(upper, lower, strict=True)):
+        character, style = _half_blocks(*cells)
+        yield Segment(character * len(list(run)), style)
 
 
 @cache

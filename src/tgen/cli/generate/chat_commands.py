@@ -10,7 +10,6 @@ from tgen.cli import console
 from tgen.cli.options import check_output_file
 from tgen.config import raw
 from tgen.errors import UsageError, suggest
-from tgen.reports.json_text import json_text
 from tgen.reports.number_format import count
 from tgen.storage import files
 
@@ -113,11 +112,11 @@ def _save(session: "Session", name: str) -> None:
     if (messages := session.messages) is None:
         content = session.text
     else:
-        clean = [
-            {"role": one["role"], **json_text(one["content"].encode(errors="surrogateescape"))}
-            for one in messages
+        texts = (one["content"].encode(errors="surrogateescape") for one in messages)
+        chat = [
+            {"role": one["role"], "content": text.decode(errors="replace")}
+            for one, text in zip(messages, texts, strict=True)
         ]
-        chat = [{"role": one["role"], "content": one["text"]} for one in clean]
         content = json.dumps({"messages": chat}, ensure_ascii=False).encode() + b"\n"
     files.write_output(path, content)
     console.print_line(f"saved {name} ({count(len(content), 'byte')})")
