@@ -1,4 +1,4 @@
-"""Reports of a training run, and its curves."""
+"""Reports of a training run."""
 
 from dataclasses import dataclass, field
 from typing import Any
