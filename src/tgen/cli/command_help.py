@@ -54,8 +54,7 @@ def label_type(parameter: Any, context: Any) -> str:
     """Return what follows an option, such as `<int>`; "" for flags and arguments."""
     if _is_argument(parameter) or parameter.is_flag:
         return ""
-    label = getattr(parameter, "display_type_rich", None) or parameter.make_metavar  # Typer 0.28
-    return str(label(ctx=context))
+    return str(parameter.display_type_rich(ctx=context))
 
 
 def format_default(parameter: Any) -> str:
