@@ -40,13 +40,12 @@ def print_help(command: Any, context: Any) -> None:
 
 
 def list_panels(command: Any, context: Any) -> dict[str, list[Any]]:
-    """Return the visible parameters of a command by the title of their panel, arguments first."""
+    """Return the parameters of a command by the title of their panel, arguments first."""
     panels: dict[str, list[Any]] = {}
     for one in sorted(command.get_params(context), key=lambda one: not _is_argument(one)):
-        if not getattr(one, "hidden", False):
-            title = getattr(one, "rich_help_panel", None)
-            default = "Arguments" if _is_argument(one) else "Options"
-            panels.setdefault(title or default, []).append(one)
+        title = getattr(one, "rich_help_panel", None)
+        default = "Arguments" if _is_argument(one) else "Options"
+        panels.setdefault(title or default, []).append(one)
     return panels
 
 
