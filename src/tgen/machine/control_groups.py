@@ -6,7 +6,6 @@ Linux has two versions of control groups, and a limit may be set at any level of
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tgen.errors import TgenError
 from tgen.storage import files
 
 _ROOT = Path("/")
@@ -79,7 +78,4 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return files.read(path).decode(errors="replace")
-    except (TgenError, OSError):  # not Linux, or not permitted
-        return ""
+    return files.read_if_possible(path).decode(errors="replace")

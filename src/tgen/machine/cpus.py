@@ -10,13 +10,14 @@ from tgen.errors import TgenError
 from tgen.machine.control_groups import cpu_quota
 from tgen.storage import files
 
+_ROOT = Path("/")
 _USED_COLUMNS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; not idle and iowait
 
 
 class CpuLoad:
     """Use of the CPUs in the affinity of this process since the last call of `others`."""
 
-    def __init__(self, *, root: Path = Path("/")) -> None:
+    def __init__(self, *, root: Path = _ROOT) -> None:
         """Start to measure; `root` is where /proc is."""
         self._path = root / "proc/stat"
         self._last = self._read()
@@ -58,9 +59,6 @@ def used_seconds(stat: bytes, cpus: set[int]) -> float:
     return sum(ticks[cpu] for cpu in cpus & ticks.keys()) / os.sysconf("SC_CLK_TCK")
 
 
-_ROOT = Path("/")
-
-
 def cpu_count(*, root: Path = _ROOT) -> int:
     """Return the CPUs that this process may use, at least 1.
 
@@ -95,10 +93,8 @@ def _core(cpu: int, root: Path) -> bytes:
     """The CPUs that share a core with `cpu`, as Linux writes them; only `cpu` if unknown."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second in old kernels
-        try:
-            return files.read(topology / name).strip()
-        except (TgenError, OSError):
-            pass
+        if shared := files.read_if_possible(topology / name).strip():
+            return shared
     return str(cpu).encode()
 
 

@@ -5,7 +5,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tgen.errors import TgenError
 from tgen.machine.cpus import cpu_count
 from tgen.reports.benchmark import Machine
 from tgen.storage import files
@@ -42,9 +41,7 @@ def _cpu_name() -> str:
 
 def _cpu_field(name: str) -> str:
     """Return a field of the first CPU in Linux's /proc/cpuinfo, or ""."""
-    try:
-        lines = files.read(Path("/proc/cpuinfo")).decode(errors="replace").splitlines()
-    except TgenError:  # not Linux
-        return ""
+    text = files.read_if_possible(Path("/proc/cpuinfo")).decode(errors="replace")
+    lines = text.splitlines()
     values = [line.split(":", 1)[1].strip() for line in lines if line.startswith(name)]
     return values[0] if values else ""

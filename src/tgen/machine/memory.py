@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tgen.errors import ModelError, TgenError
+from tgen.errors import ModelError
 from tgen.machine.control_groups import free_memory
 from tgen.reports.number_format import format_bytes
 from tgen.storage import files
@@ -87,10 +87,7 @@ def check_kv_cache_ram(
 
 def _own_bytes(field: bytes, root: Path = _ROOT) -> int:
     """Return a size of this process from /proc; 0 if unknown."""
-    try:
-        lines = files.read(root / "proc" / "self" / "status").splitlines()
-    except (TgenError, OSError):
-        return 0
+    lines = files.read_if_possible(root / "proc" / "self" / "status").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 

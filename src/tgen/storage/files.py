@@ -43,6 +43,14 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
         return file.read()
 
 
+def read_if_possible(path: Path) -> bytes:
+    """Return a regular file's bytes, b"" if it cannot be read: other systems may lack it."""
+    try:
+        return read(path)
+    except (TgenError, OSError):
+        return b""
+
+
 def sha256(path: Path) -> bytes:
     """Return the SHA-256 digest of a regular file of any size."""
     with open_regular(path) as file:
