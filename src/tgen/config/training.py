@@ -21,7 +21,7 @@ SHARDED: tuple[Parallel, ...] = ("fsdp", "hsdp")
 QUERY_CHUNK = 128  # queries of all heads, computed at once; for fewer, torch's kernel suffices
 MAX_STORED_LENGTH = 1024  # tokens: the memory of attention weights grows with the square
 
-_COUNT, _NOT_NEGATIVE = "a whole number of at least 1", "a number of at least 0"
+_COUNT = "a whole number of at least 1"
 _POSITIVE, _FRACTION = "a positive number", "a number from 0 up to, but not including, 1"
 _ABOVE_ZERO, _BELOW_ONE = 5e-324, math.nextafter(1, 0)
 
@@ -102,15 +102,11 @@ class TrainConfig:
     bigram_start: bool | None = option(
         None, "Start embedding and LM head from the text's bigrams, not from random numbers."
     )
-    warmup_steps: int | None = option(
-        None, "Steps of linear warmup.", low=0, expected=_NOT_NEGATIVE
-    )
+    warmup_steps: int | None = option(None, "Steps of linear warmup.", low=0)
     decay_fraction: float = _fraction(
         0.3, "Last fraction of the run, over which the learning rate decays linearly to 0."
     )
-    weight_decay: float | None = option(
-        None, "Decoupled weight decay of matrices.", low=0, expected=_NOT_NEGATIVE
-    )
+    weight_decay: float | None = option(None, "Decoupled weight decay of matrices.", low=0)
     beta1: float | None = _fraction(None, "AdamW decay rate of the first moment.")
     beta2: float | None = _fraction(None, "AdamW decay rate of the second moment.")
     grad_clip: float = _positive(1.0, "Maximum norm of the gradient (clipping).")
@@ -134,13 +130,9 @@ class TrainConfig:
         "Early stopping after so many evaluations in a row, each worse than the one before and "
         "significantly worse than the best; 0 disables it.",
         low=0,
-        expected=_NOT_NEGATIVE,
     )
     keep_checkpoints: int = option(  # at least 2: the newest may be damaged
-        2,
-        "Number of newest training states to keep on disk, besides the best one.",
-        low=2,
-        expected="a number of at least 2",
+        2, "Number of newest training states to keep on disk, besides the best one.", low=2
     )
     compile: bool = option(False, "Compile the training step with torch.compile.")
     val_fraction: float = option(
