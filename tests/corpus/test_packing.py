@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.corpora import tokenize, tokenize_counting
 from support.models import make_model
-from support.runs import load_run, resume
+from support.runs import dry_run, load_run, resume
 from tgen import corpus, runs
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
@@ -241,4 +241,4 @@ def test_rows_without_completions_are_an_error(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     run = runs.RunRequest(corpus=[str(tmp_path / "rows.jsonl")], out=tmp_path / "model")
     with pytest.raises(CorpusError, match="the corpus has no completions"):
-        runs.dry_run(run)
+        dry_run(run)

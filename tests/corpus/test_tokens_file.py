@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from support.corpora import tokenize as tokenize_all
-from support.runs import contents, request, resume
+from support.runs import contents, dry_run, request, resume
 from tgen import corpus, runs
 from tgen.checkpoint import safetensors_file
 from tgen.config.training import TrainConfig
@@ -197,6 +197,6 @@ def test_tokens_file_truncated_during_a_run_is_an_error(tmp_path):
 
 @pytest.mark.usefixtures("on_disk")
 def test_dry_run_tokenizes_everything_and_writes_nothing(tmp_path):
-    plan = runs.dry_run(request(tmp_path, train=TrainConfig(steps=3)))
+    plan = dry_run(request(tmp_path, train=TrainConfig(steps=3)))
     assert plan.train_tokens > 100
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

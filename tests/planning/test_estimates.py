@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs import request
-from tgen import runs
+from support.runs import dry_run, request
 from tgen.checkpoint import model_dir
 from tgen.config import ModelConfig
 from tgen.config.training import ResolvedTrainConfig, TrainConfig
@@ -288,7 +287,7 @@ def large(tmp_path, **more):
 
 def test_dry_run_of_a_huge_model_allocates_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tgen.runs.prepare.new_state", None)
-    shown = runs.dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
+    shown = dry_run(large(tmp_path, n_ranks=64, device_memory=80 * GB))
     assert shown.n_parameters > 6e9
     assert shown.scaling is not None
     scaling = shown.scaling
@@ -301,21 +300,21 @@ def test_dry_run_of_a_huge_model_allocates_nothing(tmp_path, monkeypatch):
     assert [rank.parallel for rank in scaling.ranks] == list(scaling.sent_bytes) == ["ddp", "fsdp"]
     assert json.loads(json.dumps(json_record(shown)))["scaling"]["ranks"][0]["weights"] > 24e9
     with pytest.raises(UsageError, match=r"needs .* GB with FSDP, but only 90% of 80.0 GB"):
-        runs.dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
+        dry_run(large(tmp_path, n_ranks=2, device_memory=80 * GB))
     monkeypatch.setattr("tgen.runs.prepare.memory_bytes", {torch.device("cpu"): 80 * GB}.get)
     with pytest.raises(UsageError, match="training needs about"):  # on this machine
-        runs.dry_run(large(tmp_path))
+        dry_run(large(tmp_path))
 
 
 def test_ranks_are_slightly_slower_than_this_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("tgen.runs.prepare.measure_speed", lambda *_, **__: 1e11)
-    one = runs.dry_run(request(tmp_path, n_ranks=1)).scaling
-    many = runs.dry_run(request(tmp_path, n_ranks=10)).scaling
+    one = dry_run(request(tmp_path, n_ranks=1)).scaling
+    many = dry_run(request(tmp_path, n_ranks=10)).scaling
     assert one is not None
     assert many is not None
     assert many.tokens_per_second == pytest.approx(10 * EFFICIENCY * one.tokens_per_second)
     assert (one.parallel, many.parallel, one.on_gpu) == ("ddp", "ddp", False)
-    assert runs.dry_run(request(tmp_path)).scaling is None
+    assert dry_run(request(tmp_path)).scaling is None
 
 
 def test_command_prints_the_estimate(run_here, tmp_path):

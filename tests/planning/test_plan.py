@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs import request, start_run
-from tgen import runs
+from support.runs import dry_run, request, start_run
 from tgen.config import SIZES, ModelConfig, RopeScaling
 from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
@@ -173,7 +172,7 @@ def test_steps_of_the_chosen_model_are_measured(tmp_path, monkeypatch, train, n_
         return MeasuredStep(config.batch_size * model.context_length, 0.5, 0.0)
 
     monkeypatch.setattr("tgen.runs.prepare.measure_step", measure_step)
-    shown = runs.dry_run(request(tmp_path, train=train, n_ranks=n_ranks))
+    shown = dry_run(request(tmp_path, train=train, n_ranks=n_ranks))
     assert len(measured) == is_measured
     if measured:
         ((model, config),) = measured
@@ -374,11 +373,11 @@ def test_evaluation_fits_into_its_share_of_a_short_run():
 def test_compiling_needs_minutes(tmp_path):
     short = request(tmp_path, train=TrainConfig(minutes=0.5), compile=True)
     with pytest.raises(UsageError, match="--compile cannot be combined with"):
-        runs.dry_run(short)
+        dry_run(short)
 
 
 def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
-    shown = runs.dry_run(request(tmp_path))
+    shown = dry_run(request(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "corpus.txt"]
     begun = start_run(request(tmp_path))
     assert (begun.n_parameters, begun.vocab_size) == (shown.n_parameters, shown.vocab_size)
@@ -386,7 +385,7 @@ def test_dry_run_returns_the_plan_and_writes_nothing(tmp_path):
     (tmp_path / "model" / "config.json").write_text(
         '{"model_type": "qwen3"}'
     )  # a model is there by now
-    assert runs.dry_run(request(tmp_path)).n_parameters == shown.n_parameters
+    assert dry_run(request(tmp_path)).n_parameters == shown.n_parameters
 
 
 @pytest.mark.parametrize(

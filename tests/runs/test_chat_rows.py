@@ -22,7 +22,7 @@ from support.chats import (
     plain_model,  # noqa: F401
     user,
 )
-from support.runs import contents, load_run, resume
+from support.runs import contents, dry_run, load_run, resume
 from support.runs import plan_of as planned
 from tgen import load, runs
 from tgen.chat.encode import MAX_CHARACTERS
@@ -57,7 +57,7 @@ def request(folder, source, rows=ROWS, *, steps=6, **values):
 
 
 def plan_of(one):
-    return runs.dry_run(one)
+    return dry_run(one)
 
 
 @pytest.fixture(autouse=True)

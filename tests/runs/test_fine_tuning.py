@@ -8,7 +8,7 @@ import pytest
 
 from support.command import tgen
 from support.models import TEXT, make_model
-from support.runs import load_run, progress, request, resume, start_run
+from support.runs import dry_run, load_run, progress, request, resume, start_run
 from support.vocabularies import smollm2_like
 from tgen import runs
 from tgen.checkpoint import model_dir
@@ -172,7 +172,7 @@ def test_end_of_text_is_one_of_the_models_end_ids(source):
 def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, source):
     (tmp_path / "short.txt").write_bytes(b"to be or not to be. " * 4)
     run_request = fine_tune(tmp_path, source, overrides={"context_length": "5"})
-    assert runs.dry_run(run_request).context_length == 5
+    assert dry_run(run_request).context_length == 5
     long_context = request(tmp_path, "long", family="llama", overrides={"context_length": "99"})
     list(runs.start(long_context))
     short = fine_tune(tmp_path, tmp_path / "long", corpus=[str(tmp_path / "short.txt")])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.models import TEXT, make_model
-from support.runs import contents, request, resume
+from support.runs import contents, dry_run, request, resume
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.dtypes import to_bfloat16
@@ -248,7 +248,7 @@ def test_run_never_replaces_what_it_starts_from(tmp_path, base):
         for overwrite in (True, False):
             refused = lora_request(tmp_path, base, overwrite=overwrite)
             refused = dataclasses.replace(refused, **values)
-            for start in (lambda one: list(runs.start(one)), runs.dry_run):
+            for start in (lambda one: list(runs.start(one)), dry_run):
                 with pytest.raises(UsageError, match="this run starts from it") as error:
                     start(refused)
                 assert str(values["out"]) in error.value.message
@@ -332,7 +332,7 @@ def test_merged_export_computes_what_the_adapter_computes(tmp_path, base, tgen):
 def test_estimate_for_ranks_is_that_of_the_adapter_and_the_plan(tmp_path, base, monkeypatch):
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e12)
     one = lora_request(tmp_path, base, n_ranks=1)
-    plan = runs.dry_run(dataclasses.replace(one, train=TrainConfig(minutes=5, lora=2)))
+    plan = dry_run(dataclasses.replace(one, train=TrainConfig(minutes=5, lora=2)))
     assert plan.scaling is not None
     frozen = model_with_adapter.load(base).config
     assert plan.scaling.ranks[0].gradients < 4 * n_parameters(frozen) / 10
@@ -342,7 +342,7 @@ def test_estimate_for_ranks_is_that_of_the_adapter_and_the_plan(tmp_path, base, 
 
 def test_speed_of_one_rank_is_that_of_the_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "measure_speed", lambda *_, **__: 1e10)
-    plan = runs.dry_run(request(tmp_path, train=TrainConfig(minutes=5), n_ranks=1))
+    plan = dry_run(request(tmp_path, train=TrainConfig(minutes=5), n_ranks=1))
     assert plan.scaling is not None
     steps = next(choice.value for choice in plan.choices if choice.name == "steps")
     rounded = round(plan.scaling.steps, 2 - len(str(plan.scaling.steps)))

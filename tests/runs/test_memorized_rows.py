@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from support.runs import contents, load_run, plan_of, progress, request, resume
+from support.runs import contents, dry_run, load_run, plan_of, progress, request, resume
 from tgen import corpus, runs
 from tgen.config.training import TrainConfig
 from tgen.reports.training import AnswersReport, DoneReport, MemorizationReport
@@ -64,12 +64,12 @@ def test_run_ends_once_all_answers_are_exact_twice_in_a_row_also_if_resumed(make
 
 
 def test_windows_are_at_least_as_long_as_the_longest_row(make_request, tmp_path):
-    plan = runs.dry_run(make_request("plan"))
+    plan = dry_run(make_request("plan"))
     assert plan.context_length >= max(len(prompt + text) + 1 for prompt, text in ROWS)
     long = {"prompt": "q " * 500, "completion": "a " * 100}
     with (tmp_path / "qa.jsonl").open("a") as file:
         file.write("\n" + json.dumps(long))
-    plan = runs.dry_run(make_request("plan"))
+    plan = dry_run(make_request("plan"))
     assert plan.context_length == 1201
     assert any(choice.why == "the longest row" for choice in plan.choices)
 
@@ -94,13 +94,13 @@ def test_lengths_of_rows_are_read_in_blocks(tokenizer, monkeypatch):
 
 
 def test_rows_are_held_out_if_there_are_many_or_the_user_says_so(make_request, tmp_path):
-    assert runs.dry_run(make_request("plan", val_fraction=0.4)).held_out_tokens > 0
+    assert dry_run(make_request("plan", val_fraction=0.4)).held_out_tokens > 0
     many = [json.dumps({"prompt": f"p{i}", "completion": f"c{i}"}) for i in range(100)]
     (tmp_path / "qa.jsonl").write_text("\n".join(many))
-    assert runs.dry_run(make_request("plan")).held_out_tokens > 0
+    assert dry_run(make_request("plan")).held_out_tokens > 0
     texts = [json.dumps({"prompt": "p" * 900, "completion": f"c{i}"}) for i in range(50)]
     (tmp_path / "qa.jsonl").write_text("\n".join(texts))  # few, but not short
-    assert runs.dry_run(make_request("plan")).held_out_tokens > 0
+    assert dry_run(make_request("plan")).held_out_tokens > 0
 
 
 def test_a_run_without_the_record_of_an_ending_trains_on_windows_of_a_stream(

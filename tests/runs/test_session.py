@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from support.models import TEXT
-from support.runs import TRAINED, contents, load_run, plan_of, progress, request, resume, start_run
+from support.runs import (
+    TRAINED,
+    contents,
+    dry_run,
+    load_run,
+    plan_of,
+    progress,
+    request,
+    resume,
+    start_run,
+)
 from tgen import corpus, runs
 from tgen.checkpoint import model_dir
 from tgen.config import Family
@@ -90,7 +100,7 @@ def test_saved_weights_have_the_best_reported_loss(tmp_path):
 
 def test_short_corpus_gets_a_shorter_context(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"to be or not to be. " * 4)
-    plan = runs.dry_run(request(tmp_path, overrides={"context_length": None}))
+    plan = dry_run(request(tmp_path, overrides={"context_length": None}))
     assert plan.context_length == 9  # an eighth of 72 bytes to train on
     with pytest.raises(
         CorpusError, match=r"context_length=72 is longer than the corpus \(72 training tokens"

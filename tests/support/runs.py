@@ -53,6 +53,13 @@ def plan_of(reports: Iterable[RunReport]) -> PlanReport:
     return next(report for report in reports if isinstance(report, PlanReport))
 
 
+def dry_run(run_request: RunRequest) -> PlanReport:
+    """Return the plan of a start, which writes no files."""
+    *_, plan = runs.dry_run_reports(run_request)
+    assert isinstance(plan, PlanReport)
+    return plan
+
+
 def start_run(run_request: RunRequest) -> PlanReport:
     """Start a run, and stop it before the first step, when it is on disk; return its plan."""
     plans = []

@@ -26,7 +26,7 @@ from tgen.runs.output_folder import (
 )
 from tgen.runs.request import ResumeRequest, RunRequest
 
-__all__ = ["ResumeRequest", "RunRequest", "dry_run", "dry_run_reports", "resume", "start"]
+__all__ = ["ResumeRequest", "RunRequest", "dry_run_reports", "resume", "start"]
 
 
 def start(
@@ -76,15 +76,9 @@ def resume(
         yield from session.resume(request, stopped=stopped)
 
 
-def dry_run(request: RunRequest) -> PlanReport:
-    """Return the plan of `start` without writing files; ignore an existing model."""
-    *_, plan = dry_run_reports(request)
-    assert isinstance(plan, PlanReport)
-    return plan
-
-
 def dry_run_reports(request: RunRequest) -> Generator[PhaseReport | PlanReport, None, None]:
-    """Yield the phases of `dry_run`, and the plan."""
+    """Yield the phases of planning, and the plan of `start`, without writing files; ignore an
+    existing model."""
     check_parallel(request.parallel)
     if distributed.ranks().world_size > 1:
         raise UsageError(
