@@ -46,8 +46,8 @@ def rank_bytes(device: Device) -> int | None:
     """Return the memory of each rank: of its GPU, or its share of RAM; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    memory = memory_bytes(device)
-    return memory and memory // distributed.ranks().local_world_size
+    n_bytes = memory_bytes(device)
+    return n_bytes and n_bytes // distributed.ranks().local_world_size
 
 
 def gpu_name(kind: str) -> str:

@@ -31,7 +31,7 @@ _MOMENTUM, _MOMENTUM_OF_SHORT_RUNS, _SHORT_STEPS = 0.95, 0.9, 1000
 _WARMUP_STEPS = 50
 _MIN_SPEEDUP = 1.05  # of bfloat16 products: less may be noise
 _MEMORY_SHARE = 0.5  # of the memory: a run that needs more computes activations again
-_MAX_VOCAB_SIZE = 8192  # larger vocabularies need gigabytes
+MAX_BIGRAM_VOCABULARY = 8192  # tokens; a start from more bigrams would need gigabytes
 
 
 class Regularization(NamedTuple):
@@ -93,7 +93,7 @@ def can_start_from_bigrams(config: ModelConfig) -> bool:
         and config.norm == "rms_norm"
         and config.norm_placement == "pre"
         and config.embedding_scale == config.logits_divisor == 1
-        and config.vocab_size <= _MAX_VOCAB_SIZE
+        and config.vocab_size <= MAX_BIGRAM_VOCABULARY
     )
 
 
@@ -139,7 +139,8 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         why_start = "embedding and LM head are initialized from the corpus's bigram statistics"
     elif untied:
         why_start = (
-            "a bigram start needs the family qwen3 or llama and a vocabulary of at most 8,192"
+            "a bigram start needs the family qwen3 or llama and a vocabulary of at most "
+            f"{MAX_BIGRAM_VOCABULARY:,}"
         )
     if regularization.bpe_dropout > 0:
         why_bpe_dropout = "probability of splitting a token, so that epochs differ"

@@ -12,6 +12,7 @@ from tgen.planning.budget import Budget, choose_budget
 from tgen.planning.costs import matmul_params
 from tgen.planning.fine_tuning import choose_optimizer
 from tgen.planning.hyperparameters import (
+    MAX_BIGRAM_VOCABULARY,
     can_start_from_bigrams,
     choose_hyperparameters,
     choose_precision,
@@ -194,7 +195,7 @@ def check_settings(
         raise UsageError(
             "bigram_start=true: this model cannot start from bigrams",
             "remove bigram_start: it needs --family qwen3, tied_embeddings=false and a vocabulary "
-            "of at most 8,192 tokens",
+            f"of at most {MAX_BIGRAM_VOCABULARY:,} tokens",
         )
     if config.temperature_scaling and (not model.scales_logits or config.lora is not None):
         raise UsageError(

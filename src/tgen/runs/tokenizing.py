@@ -20,6 +20,7 @@ from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError
 from tgen.machine.cpus import cpu_count
 from tgen.machine.worker_pool import Message, map_messages
+from tgen.planning.model_size import EXPLICIT
 from tgen.planning.tokenizer_choice import choose_tokenizer
 from tgen.reports.number_format import count
 from tgen.reports.training import Choice, PhaseReport
@@ -347,7 +348,7 @@ def train_tokenizer(
     One of words is trained on `words`, all texts that it must encode, each with whether it starts
     a document.
     """
-    kind, vocab_size, why = request.tokenizer, request.vocab_size, "set by the user"
+    kind, vocab_size, why = request.tokenizer, request.vocab_size, EXPLICIT
     if kind == "auto":
         alphabet = len(set(b"".join(texts)[: 1 << 20].decode("utf-8", errors="ignore")))
         kind, chosen, why = choose_tokenizer(n_bytes, alphabet)
