@@ -25,19 +25,9 @@ _SEPARATOR = b"<|endoftext|>"
 _CONTROLS = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
 _CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
-_TAKE_FILES = {
-    "docx",
-    "odt",
-    "epub",
-    "rtf",
-    "mail",
-    "mbox",
-    "mhtml",
-}  # the readers of others take texts
-_MODULES = {
-    "mbox": "mail",
-    "mhtml": "mail",
-}  # of the readers; others have the kind's name
+# Kinds whose readers take files; those of others take texts.
+_TAKE_FILES = {"docx", "odt", "epub", "rtf", "mail", "mbox", "mhtml"}
+_MODULES = {"mbox": "mail", "mhtml": "mail"}  # of the readers; others have the kind's name
 _MODULES |= dict.fromkeys(("whatsapp", "telegram", "discord"), "chats")
 
 
