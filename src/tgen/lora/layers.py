@@ -10,7 +10,7 @@ Only x, which the matrices with the same input share, and the short x A^T are ke
 pass.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,9 +240,8 @@ def pairs_of(model: Transformer, layout: Layout, shapes: Mapping[str, Shape]) ->
 
 def load_pairs(model: Transformer, layout: Layout, pairs: Mapping[str, Pair]) -> None:
     """Copy pairs into the parameters of `attach`, with B for the scales of those."""
-    shapes = {name: Shape(len(pair.a), pair.scale) for name, pair in pairs.items()}
     with torch.no_grad():
-        for name, parts, linear in _adapted(model, layout, shapes):
+        for name, parts, linear in _adapted(model, layout, pairs):
             assert isinstance(linear, LowRankLinear), name
             a = np.concatenate([pairs[part.pair].a for part in parts])
             linear.a.copy_(torch.from_numpy(a))
@@ -253,12 +252,12 @@ def load_pairs(model: Transformer, layout: Layout, pairs: Mapping[str, Pair]) ->
 
 
 def _adapted(
-    model: Transformer, layout: Layout, shapes: Mapping[str, Shape]
+    model: Transformer, layout: Layout, pairs: Container[str]
 ) -> list[tuple[str, list[Part], FrozenLinear]]:
     """Return the matrices with pairs: their name, the parts with a pair, and the layer."""
     found = []
     for name, every in layout.items():
-        if parts := [part for part in every if part.pair in shapes]:
+        if parts := [part for part in every if part.pair in pairs]:
             linear = model.get_submodule(name.removesuffix(".weight"))
             assert isinstance(linear, FrozenLinear), name
             found.append((name, parts, linear))
