@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tgen.storage.disk_array import Array, blocks
 
 Ids = NDArray[np.int64]
+EVAL_BATCH_TOKENS = 8192  # of a batch in an evaluation, with padding
 _BPE_DROPOUT = 1  # purpose of these random numbers: dropout's have the same seed and step
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 
@@ -208,7 +209,7 @@ class TokenDataset:
     def _batches(
         self, stream: Array, mask: Array | None, starts: NDArray[np.int64], length: int
     ) -> Iterator[Batch]:
-        per_batch = max(1, 8192 // self.context_length)
+        per_batch = max(1, EVAL_BATCH_TOKENS // self.context_length)
         for i in range(0, len(starts), per_batch):
             tokens = _cut_windows(stream, starts[i : i + per_batch], length + 1).astype(np.int64)
             part = None

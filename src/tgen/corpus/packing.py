@@ -14,10 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.corpus.dataset import Batch, Tokens
+from tgen.corpus.dataset import EVAL_BATCH_TOKENS, Batch, Tokens
 from tgen.storage.disk_array import Array, blocks
 
-_EVAL_TOKENS = 8192  # per batch of an evaluation, with padding
 Indices = NDArray[np.int64]
 
 
@@ -116,7 +115,7 @@ def _single_rows(tokens: Tokens, starts: Indices, max_tokens: int) -> Iterator[B
     first = 0
     while first < len(rows):
         length = max(1, int(lengths[rows[first]]) - 1)
-        end = first + max(1, _EVAL_TOKENS // length)
+        end = first + max(1, EVAL_BATCH_TOKENS // length)
         yield _make_batch(rows[first:end, None], tokens, starts, length)
         first = end
 

@@ -7,7 +7,7 @@ writes less.
 import math
 from typing import NamedTuple
 
-from tgen.config.training import TrainConfig
+from tgen.config.training import ResolvedTrainConfig, TrainConfig
 from tgen.planning.model_size import PlannedRun
 from tgen.reports.number_format import format_number
 
@@ -35,7 +35,6 @@ _EVALUATION_SECONDS = 10.0  # between evaluations at least: each also saves and 
 _EVALUATION_EPOCHS = 3.0  # between evaluations at most: a small corpus is memorized that fast
 _ROUNDED_EPOCHS = 2.9  # so many may remain of them in whole steps
 _MIN_EVAL_EVERY, _MIN_FINE_TUNING_EVERY, _MEMORIZING_EVERY = 20, 5, 10  # steps: each also saves
-_EVAL_TOKENS = 1 << 18
 
 
 class SideWork(NamedTuple):
@@ -121,7 +120,8 @@ def choose_eval_tokens(run: PlannedRun, side_work: SideWork, train_tokens: int) 
     """Return the most tokens of an evaluation; all steps train on `train_tokens`."""
     if run.train.eval_tokens is not None:
         return run.train.eval_tokens
-    limit = min(_EVAL_TOKENS, side_work.evaluated_tokens or _EVAL_TOKENS)
+    most = ResolvedTrainConfig.eval_tokens
+    limit = min(most, side_work.evaluated_tokens or most)
     if run.fine_tuning or run.train.steps is not None:
         return limit
     # One evaluation must fit into its share.
