@@ -288,8 +288,6 @@ class SamplingConfig:
                 )
         for name in ("regex", "json_schema", "grammar"):
             if (value := getattr(self, name)) is not None:
-                valid = isinstance(value, str) or name == "json_schema"
-                require(valid, name, repr(value), "a string")
                 _check_text(name, value)
                 if isinstance(value, str):
                     valid = value.encode(errors="replace").decode() == value  # without surrogates

@@ -101,8 +101,6 @@ def choose_model(
     if parameters is not None:
         size = nearest_size(parameters, family, inputs.vocab_size)
     size, why_size = (size, EXPLICIT) if size else _choose_size(train, inputs, family)
-    if size not in SIZES:
-        raise UsageError(f"unknown size {size!r}", f"choose one of {', '.join(SIZES)}")
     shape: dict[str, Any] = {"tied_embeddings": False} if family in _UNTIED else {}
     shape |= {**SIZES[size], **fields, "vocab_size": inputs.vocab_size}
     context, why_context = _choose_context(ModelConfig.of(family, **shape), fields, inputs)
