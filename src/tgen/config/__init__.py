@@ -32,33 +32,3 @@ from tgen.config.sampling import (
     raw,
 )
 from tgen.config.sizes import SIZES, Size
-
-__all__ = [
-    "CONSTRAINTS",
-    "DEFAULT_BATCH_SIZE",
-    "DEFAULT_ENGINE",
-    "DEFAULT_FAMILY",
-    "FAMILIES",
-    "GATED",
-    "SAMPLERS",
-    "SCALED_EMBEDDINGS",
-    "SIZES",
-    "STORED_BYTES",
-    "TEXTS",
-    "Activation",
-    "CacheDtype",
-    "Device",
-    "Draft",
-    "EngineKind",
-    "EngineOptions",
-    "Family",
-    "GgufType",
-    "ModelConfig",
-    "Rope",
-    "RopeScaling",
-    "SamplingConfig",
-    "Size",
-    "StoredAs",
-    "output_dtype",
-    "raw",
-]
