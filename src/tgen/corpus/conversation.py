@@ -10,7 +10,7 @@ from tgen.errors import CorpusError
 
 _ROLES = ("system", "user", "assistant", "tool")
 _KEYS = {"role", "content", "weight"}
-_SHOWN = 50  # characters of a value in an error
+SHOWN = 50  # characters of a value in an error
 _EXAMPLE = (
     'write {"messages": [{"role": "user", "content": "..."}, '
     '{"role": "assistant", "content": "..."}]} on each line'
@@ -67,7 +67,7 @@ def parse_conversation(line: bytes) -> Conversation:
 
 def invalid_row_error(line: bytes, example: str) -> CorpusError:
     """Return the error for a line that is not a canonical row, as those of other files become."""
-    shown = repr(line[:_SHOWN].decode(errors="replace"))
+    shown = repr(line[:SHOWN].decode(errors="replace"))
     return CorpusError(f"not a valid row (got {shown})", example)
 
 
@@ -106,7 +106,7 @@ def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
     given = {key: value for key, value in given.items() if value is not None}
     role, content = given.get("role"), given.get("content")
     if role not in _ROLES or not isinstance(content, str) or given.keys() - _KEYS:
-        shown = json.dumps(message)[:_SHOWN]
+        shown = json.dumps(message)[:SHOWN]
         hint = f"write a role ({', '.join(_ROLES)}), a content and nothing else but a weight"
         raise CorpusError(f"message {number} is not valid (got {shown})", hint)
     try:
@@ -115,7 +115,7 @@ def _check_message(number: int, message: Any) -> tuple[str, str, bool]:
         raise CorpusError(f"message {number} contains an unpaired surrogate", "remove it") from None
     weight = given.get("weight", 1)
     if type(weight) not in (int, float) or weight not in (0, 1):
-        got = json.dumps(weight)[:_SHOWN]
+        got = json.dumps(weight)[:SHOWN]
         raise CorpusError(
             f"message {number} has the weight {got} (expected 0 or 1)", "set it to 1 or 0"
         )

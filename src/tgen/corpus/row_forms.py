@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from tgen.corpus.conversation import check_messages, pair_messages
+from tgen.corpus.conversation import SHOWN, check_messages, pair_messages
 from tgen.errors import CorpusError
 
 Row = dict[str, Any]
@@ -71,7 +71,6 @@ _ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
 _TYPES = {list: "a list", dict: "an object", bool: "true or false"}  # of JSON; others are numbers
-_SHOWN = 50  # characters of a value in an error
 _MAX_KEYS = 20  # in a note
 
 
@@ -183,7 +182,7 @@ def map_columns(row: Any, columns: Sequence[str], left_out: LeftOut) -> Row:
     names = [name if name in row else keys.get(name.strip().lower(), name) for name in columns]
     for name in names:
         if name not in row:
-            what = f"the row {_has_keys(row)}, not {name[:_SHOWN]!r}"
+            what = f"the row {_has_keys(row)}, not {name[:SHOWN]!r}"
             raise CorpusError(what, "name columns that all rows have")
     if any(isinstance(row[name], list) or is_message(row[name]) for name in names):
         roles = [*["user"] * (len(names) - 1), "assistant"]
@@ -209,13 +208,13 @@ def join_parts(parts: Sequence[str | None]) -> str:
 
 def shown_key(key: str) -> str:
     """Return the beginning of a key, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in key[:_SHOWN])
+    return "".join(c if c.isprintable() else " " for c in key[:SHOWN])
 
 
 def shown(value: Any) -> str:
     """Return the beginning of a value as one line for an error."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return repr(text[:_SHOWN]) + ("..." if len(text) > _SHOWN else "")
+    return repr(text[:SHOWN]) + ("..." if len(text) > SHOWN else "")
 
 
 class _Keys(NamedTuple):
@@ -313,7 +312,7 @@ def _type_name(value: Any) -> str:
 
 
 def _has_keys(row: Row) -> str:
-    names = ", ".join(repr(key[:_SHOWN]) for key in list(row)[:10])
+    names = ", ".join(repr(key[:SHOWN]) for key in list(row)[:10])
     return f"has the keys {names}{' and more' if len(row) > 10 else ''}" if row else "has no keys"
 
 
@@ -361,7 +360,7 @@ def _message(number: int, message: Any, left_out: LeftOut) -> Row:
     if role is None:
         known = "system, user, assistant, tool"
         raise CorpusError(
-            f"message {number} has the unknown role {str(given_role)[:_SHOWN]!r}", f"use {known}"
+            f"message {number} has the unknown role {str(given_role)[:SHOWN]!r}", f"use {known}"
         )
     if "tool_calls" in given or "function_call" in given:
         raise CorpusError(
@@ -389,7 +388,7 @@ def _part(number: int, part: Any) -> str:
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise CorpusError(
-            f"message {number} has a part of type {str(kind)[:_SHOWN]}, which is not text",
+            f"message {number} has a part of type {str(kind)[:SHOWN]}, which is not text",
             "remove the row, or write its text",
         )
     return text

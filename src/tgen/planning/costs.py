@@ -16,7 +16,7 @@ from tgen.config import ModelConfig
 from tgen.config.training import Precision
 
 TensorShape = tuple[int, ...]
-_MUON_ITERATIONS = 5
+MUON_ITERATIONS = 5  # of Newton and Schulz, see `training.optimizers`
 _SHORT_CONTEXT = 256  # tokens; up to there, the elementwise cost includes attention
 # FLOP at the measured speed per pair of tokens, layer and unit of width: six are needed, which
 # run slower. From one measurement: a step of one window of 4,000 tokens.
@@ -150,4 +150,4 @@ def muon_flops(model: ModelConfig) -> float:
     for shape in block_matrices(model):
         short, long = sorted(shape)
         total += 4 * short**2 * long + 2 * short**3  # gram, its square, and their product
-    return float(_MUON_ITERATIONS * model.n_layers * total)
+    return float(MUON_ITERATIONS * model.n_layers * total)

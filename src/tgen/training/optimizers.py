@@ -19,10 +19,10 @@ from tgen.config.training import MuonScale, ResolvedTrainConfig
 from tgen.lora.layers import LowRankLinear
 from tgen.model.precision import must_round, products_are_bfloat16
 from tgen.model.transformer import CausalSelfAttention, Transformer
+from tgen.planning.costs import MUON_ITERATIONS
 
 # Quintic of Muon's authors: moves singular values from (0, 1] near 1 in five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-_ITERATIONS = 5
 _ADAMW_RMS = 0.2  # of AdamW's updates, measured by Moonlight's authors (Liu et al. 2025)
 _IGNORE_FOUND_INF = {"mps"}  # devices whose fused AdamW ignores it in some versions of torch
 
@@ -148,7 +148,7 @@ def orthogonalize(x: Tensor) -> Tensor:
     if must_round(x) or (x.is_cuda and products_are_bfloat16()):
         x = x.bfloat16()  # as in Muon's first implementation
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(_ITERATIONS):
+    for _ in range(MUON_ITERATIONS):
         gram = x @ x.mT
         x = _A * x + torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C) @ x
     return (x.mT if tall else x).to(dtype)
