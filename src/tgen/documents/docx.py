@@ -30,7 +30,7 @@ def read_docx(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
         if name in package:
             notes |= _read_notes(package.events(name), kind, left_out)
     builder = TextBuilder(left_out)
-    _read_body(package.events(main), builder, left_out, notes)
+    _read_body(package.events(main), builder, notes)
     yield builder.finish()
 
 
@@ -45,17 +45,14 @@ def _read_notes(
             note, number = [], event[2].get("id", "")
         elif event[:2] == ("end", kind):
             builder = TextBuilder(left_out)
-            _read_body(note, builder, left_out, {})
+            _read_body(note, builder, {})
             yield (kind, number), builder.finish()
         else:
             note.append(event)
 
 
 def _read_body(
-    events: Iterable[Event],
-    builder: TextBuilder,
-    left_out: Counter[str],
-    notes: dict[tuple[str, str], str],
+    events: Iterable[Event], builder: TextBuilder, notes: dict[tuple[str, str], str]
 ) -> None:
     fields: list[bool] = []  # that are open: whether each is a table of contents
     brackets: list[dict[str, str]] = []  # of the open parts of equations
@@ -106,7 +103,7 @@ def _read_body(
             elif name in _RAISED:
                 raised = _RAISED[name]
             elif name == "sym":  # of a font of its own: no character
-                left_out["symbol"] += 1
+                builder.left_out["symbol"] += 1
             elif name in _CHARACTERS:
                 add(_CHARACTERS[name])
             elif name in ("br", "cr"):
@@ -121,9 +118,9 @@ def _read_body(
                 key = name.removesuffix("Reference"), attributes.get("id", "")
                 builder.add_aside(notes.get(key, ""))
             elif name in ("blip", "imagedata"):
-                left_out["picture"] += 1
+                builder.left_out["picture"] += 1
             elif name == "chart":
-                left_out["chart"] += 1
+                builder.left_out["chart"] += 1
             elif name == "txbxContent":
                 builder.begin_aside()
             elif name in _TABLE_PARTS:

@@ -27,7 +27,7 @@ def read_epub(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
                 "use a copy without DRM",
             )
         builder.paragraph()
-        add_page(decode_html(package.read(name)), builder, left_out, in_book=True)
+        add_page(decode_html(package.read(name)), builder, in_book=True)
         n_pages += 1
     if not n_pages:
         raise CorpusError("has no pages", DAMAGED_HINT)

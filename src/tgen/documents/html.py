@@ -47,7 +47,7 @@ _CHARSET = re.compile(
 def read_html(data: bytes, left_out: Counter[str], encoding: str | None = None) -> Iterator[str]:
     """Yield the text of a page; `encoding` counts more than what the page declares."""
     builder = TextBuilder(left_out)
-    add_page(decode_html(data, encoding), builder, left_out)
+    add_page(decode_html(data, encoding), builder)
     yield builder.finish()
 
 
@@ -83,19 +83,17 @@ def decode_html(data: bytes, encoding: str | None = None) -> str:
         return data.decode("cp1252", "replace")
 
 
-def add_page(
-    page: str, builder: TextBuilder, left_out: Counter[str], *, in_book: bool = False
-) -> None:
+def add_page(page: str, builder: TextBuilder, *, in_book: bool = False) -> None:
     """Add the text of a page. A `<header>` of the page is left out, but not `in_book`."""
-    parser = _Parser(builder, left_out, in_book)
+    parser = _Parser(builder, in_book)
     parser.feed(page)
     parser.close()
 
 
 class _Parser(HTMLParser):
-    def __init__(self, builder: TextBuilder, left_out: Counter[str], in_book: bool) -> None:
+    def __init__(self, builder: TextBuilder, in_book: bool) -> None:
         super().__init__()
-        self._builder, self._left_out = builder, left_out
+        self._builder = builder
         self._skipped = ""  # the element whose content is left out
         self._depth = 0  # of elements of its name inside
         self._n_pre = self._n_articles = 0
@@ -116,7 +114,7 @@ class _Parser(HTMLParser):
             return
         attributes = {name: value or "" for name, value in attrs}
         if tag in ("img", "svg", "image"):
-            self._left_out["picture"] += 1
+            self._builder.left_out["picture"] += 1
         if tag not in _VOID and self._is_skipped(tag, attributes):
             self._skipped, self._depth = tag, 1
             return

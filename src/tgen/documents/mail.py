@@ -75,7 +75,7 @@ def _body(data: bytes, left_out: Counter[str]) -> str:
     if body.get_content_subtype() == "html":
         builder = TextBuilder(left_out)
         text = re.sub(r"(?i)<blockquote", "<p>&gt;</p><template", text)  # a quote
-        add_page(re.sub(r"(?i)</blockquote", "</template", text), builder, left_out)
+        add_page(re.sub(r"(?i)</blockquote", "</template", text), builder)
         text = builder.finish()
     elif body.get_param("format") == "flowed":
         is_joined = str(body.get_param("delsp", "")).lower() == "yes"

@@ -30,7 +30,7 @@ class TextBuilder:
     """Paragraphs are separated by a blank line, rows of tables by a line break, cells by a tab."""
 
     def __init__(self, left_out: Counter[str]) -> None:
-        self._left_out = left_out
+        self.left_out = left_out
         self._frames = [_Frame()]
         self._tables: list[_Table] = []
         self._n_deeper = 0  # open tables below the last one
@@ -165,7 +165,7 @@ class TextBuilder:
         if self._tables:
             self._end_row()
             if not self._tables.pop().n_rows:
-                self._left_out["table without text"] += 1
+                self.left_out["table without text"] += 1
             self._frames[-1].has_table = True
             self.paragraph()
 
