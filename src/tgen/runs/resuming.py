@@ -13,8 +13,8 @@ from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
 from tgen.runs.chat_rows import tokenize_rows
-from tgen.runs.output_folder import own_files
 from tgen.runs.run_record import RunRecord, check_field_types
+from tgen.runs.text_sources import read_as_recorded
 from tgen.runs.tokenizing import PhaseProgress, PreparedText, split_corpus, tokenize_split
 from tgen.storage import files
 from tgen.tokenizer import Tokenizer
@@ -37,14 +37,8 @@ _NOT_ROLLED_BACK = (
 def read_again(
     record: RunRecord, paths: Sequence[str], reading: Reading | None
 ) -> Generator[PhaseReport, None, corpus.Corpus]:
-    """Read a corpus as the run of the record did, but with these options."""
-    steps = corpus.read_in_steps(
-        paths,
-        chat=record.chat is not None,
-        own_files=own_files,
-        reading=reading,
-        known_encodings=record.detected_encodings,
-    )
+    """Yield the phase of `read_as_recorded`, and return the corpus."""
+    steps = read_as_recorded(record, paths, reading)
     return (yield from PhaseProgress("reading the corpus", 1).report(steps))
 
 

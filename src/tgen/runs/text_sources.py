@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tgen import corpus
+from tgen.config.input_files import Reading
 from tgen.corpus import Corpus, Documents
 from tgen.corpus.steps import Steps, as_part, finish
 from tgen.corpus.text_index import NewIndex, TextIndex, build_index, open_index
@@ -24,6 +25,19 @@ def check_index_is_supported() -> None:
     """Raise UsageError on systems that cannot map a private file."""
     if not hasattr(os, "pread"):
         raise UsageError("--index is not supported on this system", "remove --index")
+
+
+def read_as_recorded(
+    record: RunRecord, paths: Sequence[str], reading: Reading | None
+) -> Steps[corpus.Corpus]:
+    """Read a corpus as the run of the record did, but with these paths and options."""
+    return corpus.read_in_steps(
+        paths,
+        chat=record.chat is not None,
+        own_files=own_files,
+        reading=reading,
+        known_encodings=record.detected_encodings,
+    )
 
 
 def index_training_text(record: RunRecord, documents: Documents) -> Phases[NewIndex]:
@@ -79,25 +93,15 @@ def _open(out: Path, warn: Callable[[str], None]) -> Steps[TextIndex]:
     if "-" in record.corpus:
         raise ModelError(f"{out} {missing}, and its corpus came from stdin", "train with --index")
     try:
-        text = yield from as_part(
-            corpus.read_in_steps(
-                record.corpus,
-                chat=record.chat is not None,
-                own_files=own_files,
-                reading=record.reading,
-                known_encodings=record.detected_encodings,
-            ),
-            0.0,
-            _READ,
-        )
+        steps = read_as_recorded(record, record.corpus, record.reading)
+        text = yield from as_part(steps, 0.0, _READ)
     except TgenError as error:
         raise ModelError(f"{out} {missing}, and {error.message}", _HINT) from None
     if text.sha256 != record.corpus_sha256:
         raise ModelError(f"{out} {missing}, and its corpus has changed since", _HINT)
-    steps = build_index(
-        training_documents(text, record), text.sha256, _relative_names(record.corpus)
-    )
-    return (yield from as_part(steps, _READ, 1.0)).open()
+    documents = training_documents(text, record)
+    index_steps = build_index(documents, text.sha256, _relative_names(record.corpus))
+    return (yield from as_part(index_steps, _READ, 1.0)).open()
 
 
 def _relative_names(paths: list[str]) -> Callable[[str], str]:
