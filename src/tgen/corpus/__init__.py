@@ -17,8 +17,4 @@ from tgen.corpus.split import (
     split_train_val,
     subsample_documents,
 )
-from tgen.corpus.tokenize import (
-    ArrayBuilder,
-    begin_of_document,
-    tokenize_documents,
-)
+from tgen.corpus.tokenize import ArrayBuilder, begin_of_document, tokenize_documents

@@ -27,12 +27,7 @@ from tgen.corpus.conversation import parse_conversation
 from tgen.corpus.documents import Documents
 from tgen.corpus.sources import Source
 from tgen.corpus.steps import Steps, as_part
-from tgen.corpus.suffix_array import (
-    BYTES_PER_SUFFIX,
-    END,
-    MAX_BYTES,
-    sort_suffixes,
-)
+from tgen.corpus.suffix_array import BYTES_PER_SUFFIX, END, MAX_BYTES, sort_suffixes
 from tgen.errors import CorpusError
 from tgen.machine.memory import check_ram
 from tgen.storage import sealed_file

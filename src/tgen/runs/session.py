@@ -39,11 +39,7 @@ from tgen.runs.resuming import (
     tokenize_new_corpus,
 )
 from tgen.runs.run_record import RunRecord
-from tgen.runs.text_sources import (
-    check_index_is_supported,
-    index_training_text,
-    training_documents,
-)
+from tgen.runs.text_sources import check_index_is_supported, index_training_text, training_documents
 from tgen.runs.tokenizing import Phases, broadcast_prepared
 from tgen.runs.trainer import Stopped, Trainer
 from tgen.tokenizer import Tokenizer
