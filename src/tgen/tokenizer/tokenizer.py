@@ -35,7 +35,7 @@ from tgen.tokenizer.backend import (
     split_words,
 )
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
-from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS
+from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS, LLAMA3
 from tgen.tokenizer.spec import (
     BYTE_CHARACTERS,
     BYTE_TOKENS,
@@ -44,7 +44,7 @@ from tgen.tokenizer.spec import (
     parse_merges,
     parse_spec,
 )
-from tgen.tokenizer.word_ids import PATTERNS, WordIds
+from tgen.tokenizer.word_ids import WordIds
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 _BLOCK = 1 << 17  # characters encoded by one thread at a time
@@ -381,12 +381,12 @@ class Tokenizer:
         """The ids of words, for a tokenizer that splits words as those trained here do."""
         spec = self.spec
         plain = spec.byte_level and not (spec.prefix or spec.normalizers or spec.byte_patterns)
-        if not plain or len(spec.patterns) != 1 or spec.patterns[0] not in PATTERNS:
+        if not plain or spec.patterns != (LLAMA3,):
             return None
         if any(not token.special for token in spec.added_tokens):  # they may cross words
             return None
         backends = self._all or self._make_all()
-        return WordIds(backends.plain.at_start, spec.patterns[0])
+        return WordIds(backends.plain.at_start)
 
     def _encode_valid(
         self, pair: BackendPair, text: str, *, at_start: bool

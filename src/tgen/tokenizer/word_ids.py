@@ -24,7 +24,7 @@ def _in_ascii(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII)
 
 
-PATTERNS = {LLAMA3: _in_ascii(LLAMA3)}  # the pre-tokenizers that split ASCII text alike
+_split = _in_ascii(LLAMA3).findall
 
 
 class _Numbers(dict[str, int]):
@@ -41,10 +41,11 @@ class _Numbers(dict[str, int]):
 
 
 class WordIds:
-    """The ids of words of a backend that encodes each of them alone; any thread may use them."""
+    """The ids of words of a backend that splits a text by `LLAMA3` and encodes each word alone; any
+    thread may use them."""
 
-    def __init__(self, backend: Backend, pattern: str) -> None:
-        self.backend, self._split, self._lock = backend, PATTERNS[pattern].findall, Lock()
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self._lock = backend, Lock()
         self._clear()
 
     def _clear(self) -> None:
@@ -53,7 +54,7 @@ class WordIds:
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Return the ids (n,) of an ASCII text."""
-        words = self._split(text)
+        words = _split(text)
         with self._lock:
             if len(self._ids) > _MAX_IDS:
                 self._clear()
