@@ -6,7 +6,6 @@ from tgen.tokenizer.train import make_tokenizer, train_bpe, train_char, train_wo
 
 __all__ = [
     "BYTE_CHARACTERS",
-    "DEFAULT_VOCAB_SIZE",
     "END_OF_TEXT",
     "PAD",
     "TextStream",
