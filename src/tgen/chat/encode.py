@@ -23,6 +23,7 @@ from tgen.chat.render import Message, Sandbox, Tools
 from tgen.checkpoint.chat_template import ChatTemplate
 from tgen.errors import ContextError, UsageError
 from tgen.tokenizer import Tokenizer
+from tgen.tokenizer.expressible import any_of
 
 MAX_CHARACTERS = 1 << 20  # over all messages
 _MAX_COMPOSED = 4  # maximum number of characters that NFC composes into one
@@ -74,8 +75,8 @@ class ChatFormat:
         # An added token that is not special is the template's if the template names it.
         sources = template.source + template.tool_source
         named = {name for name in added if name in sources and len(name) > 1}
-        self._special_pattern = re.compile(_any_of(special))
-        self._named_pattern = re.compile(f"(?={_any_of(named - special)})")  # overlapping, too
+        self._special_pattern = re.compile(any_of(special))
+        self._named_pattern = re.compile(f"(?={any_of(named - special)})")  # overlapping, too
         self.control_names = special | named
         self._control_ids = {added[name] for name in self.control_names}
         self._edge_characters = {c for name in special | named for c in (name[0], name[-1])}
@@ -357,11 +358,6 @@ def _translate(value: Any, characters: Mapping[int, str]) -> Any:
             _translate(key, characters): _translate(one, characters) for key, one in value.items()
         }
     return value
-
-
-def _any_of(names: Iterable[str]) -> str:
-    """Return a pattern that matches the longest name; without names it matches nothing."""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 @lru_cache(maxsize=1 << 16)

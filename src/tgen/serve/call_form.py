@@ -18,6 +18,7 @@ from tgen.generation.json_schema import ONE_LINE
 from tgen.serve.http_error import bad_request
 from tgen.serve.text_request import ChatRequest
 from tgen.serve.tool_fields import Tool, ToolChoice
+from tgen.tokenizer.expressible import any_of
 
 _MAX_CALLS = 16  # per text
 _PLACE = re.compile(  # of a tool in the constraint
@@ -113,9 +114,7 @@ class CallForm:
 
     def split(self, text: str) -> list[str]:
         """Return the names of control tokens in a part of the syntax, and the texts between."""
-        longest_first = sorted(self.controls, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        return [part for part in re.split(f"({pattern})", text) if part]
+        return [part for part in re.split(f"({any_of(self.controls)})", text) if part]
 
     def name_tool(self, error: TgenError) -> TgenError:
         """Return an error with the tool that it is about, if it is about the constraint."""

@@ -56,9 +56,9 @@ class ExpressibleText:
             return
         if self._expresses(text):
             return
-        names = self._with_special if with_special else self._verbatim
-        verbatim = _any_of(name for name in names if name in text)
-        tokens = verbatim.finditer(text) if verbatim else iter(())
+        verbatim = self._with_special if with_special else self._verbatim
+        names = [name for name in verbatim if name in text]
+        tokens = re.finditer(any_of(names), text) if names else iter(())
         token = next(tokens, None)
         offset = last = 0
         for start, end in self._candidates(text):
@@ -129,7 +129,6 @@ def _is_joined(character: str) -> bool:
     return unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff"
 
 
-def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches the longest of the names; None without names."""
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+def any_of(names: Iterable[str]) -> str:
+    """Return a pattern that matches the longest of the names; without names it matches nothing."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
