@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tgen.engine.cuda_attention import use_step_kernels
-from tgen.model.attention import causal_mask
 from tgen.model.kv_cache import KVCache
 from tgen.model.transformer import Transformer
 
@@ -27,33 +26,23 @@ _TOLERANCE = {
 
 
 class StepCache(KVCache):
-    """A view of a KVCache's storage for T more tokens per sequence, with fixed shapes.
+    """A view of a KVCache's storage for T more tokens per sequence, with fixed shapes: as if every
+    sequence filled the storage, and with the tokens' `positions` in a tensor.
 
     A sequence with fewer tokens is padded: later tokens replace the padding before any sees it.
     """
 
     def __init__(self, cache: KVCache, n_new: int) -> None:
         self.keys, self.values = cache.keys, cache.values
-        self.capacity = cache.capacity
         n_rows, device = cache.n_stored, self.keys[0].device  # also those without a sequence
+        self.lengths = self._start = [cache.capacity] * n_rows
         self.positions = torch.zeros(n_rows, n_new, dtype=torch.long, device=device)
+        self._positions = self.positions
 
     def extend(self, n_new: int) -> Tensor:
         """Return the positions (B, T)."""
         assert n_new == self.positions.shape[1]
         return self.positions
-
-    def mask(self, window: int | None) -> Tensor:
-        """Return the attention mask (B, 1, T, S)."""
-        return causal_mask(self.positions, self.capacity, window)[:, None]
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, n_kv_heads, T, D); return the whole storage (B, n_kv_heads, S, D)."""
-        keys, values = self.keys[layer], self.values[layer]
-        index = self.positions[:, None, :, None].expand_as(k)
-        keys.scatter_(2, index, k.to(keys.dtype))
-        values.scatter_(2, index, v.to(values.dtype))
-        return keys[:, :, : self.capacity], values[:, :, : self.capacity]
 
 
 class GraphedStep:
