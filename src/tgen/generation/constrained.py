@@ -210,13 +210,12 @@ class Grammars:
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokens, ends, encode)))
         self._compiled = lru_cache(maxsize=_MAX_COMPILED)(lambda *_: _Compiled())
 
-    def matcher(self, sampling: SamplingConfig) -> Matcher | None:
-        """Return a new matcher for the constraint of `sampling`, None without one.
+    def matcher(self, sampling: SamplingConfig) -> Matcher:
+        """Return a new matcher for the constraint of `sampling`.
 
         Raises UsageError if the constraint is invalid or allows no text.
         """
-        if (key := _key(sampling)) is None:
-            return None
+        key = _key(sampling)
         kind, grammar = key[0], self._get(*key)
 
         def renew() -> LLMatcher:
@@ -231,8 +230,7 @@ class Grammars:
     def notes(self, sampling: SamplingConfig) -> Sequence[str]:
         """Return notes about what is not enforced of the JSON schemas of a valid constraint, each
         after its place in them."""
-        key = _key(sampling)
-        return self._get(*key).notes if key else ()
+        return self._get(*_key(sampling)).notes
 
     def _get(self, kind: str, value: Any, ban: Sequence[str | bytes]) -> _Grammar:
         compiled = self._compiled(kind, value, ban)
@@ -323,11 +321,9 @@ class Grammars:
                 ) from None
 
 
-def _key(sampling: SamplingConfig) -> tuple[str, Any, Sequence[str | bytes]] | None:
+def _key(sampling: SamplingConfig) -> tuple[str, Any, Sequence[str | bytes]]:
     """Return the kind and the value of a constraint, and the bans that it depends on."""
-    kind = next((name for name in CONSTRAINTS if getattr(sampling, name)), None)
-    if kind is None:
-        return None
+    kind = next(name for name in CONSTRAINTS if getattr(sampling, name))
     return kind, getattr(sampling, kind), sampling.ban if kind == "choices" else ()
 
 

@@ -100,11 +100,11 @@ def _find_notes(
     model: LoadedModel, request: TextRequest, calls: CallForm | None, sampling: SamplingConfig
 ) -> list[str]:
     """Return notes about the schemas of a request, by their fields; `sampling` has compiled."""
+    if not sampling.constrained:
+        return []
     field = "grammar" if sampling.grammar else "json_schema"
     notes = []
-    for note in (
-        model.vocabulary.grammars.notes(sampling)[:_MAX_NOTES] if sampling.constrained else ()
-    ):
+    for note in model.vocabulary.grammars.notes(sampling)[:_MAX_NOTES]:
         place, rest = calls.name_place(note) if calls else (field, note)
         notes.append(f"{name_as_sent(place, request.names)}: {rest}"[:_NOTE_LENGTH])
     return notes
