@@ -33,7 +33,6 @@ from tgen.serve.http_error import (
 )
 from tgen.serve.http_response import (
     NOTES,
-    AnswerForm,
     OpenAIForm,
     TextResponse,
     wait_for_disconnect,
@@ -52,7 +51,7 @@ _ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
 _SOURCES = "/tgen/sources"  # has parts of the training text
 _Result = TypeVar("_Result")
 # From a body and the id of the default model to the request and the form of its answer.
-_Reader = Callable[[bytes, str], tuple[TextRequest, AnswerForm]]
+_Reader = Callable[[bytes, str], tuple[TextRequest, OpenAIForm]]
 # From a model, its id and the other fields of a body to the response.
 _Description = Callable[[LoadedModel, str, dict[str, Any]], dict[str, Any]]
 _DESCRIPTIONS: dict[str, _Description] = {

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -18,52 +18,33 @@ from tgen.serve.metrics import Metrics
 _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as many tokens
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 NOTES = "x-schema-notes"  # header
-EVENT_STREAM = "text/event-stream; charset=utf-8"
 _MANY = 1000  # tokens
 _Written = TypeVar("_Written")
 _log = logging.getLogger("tgen.serve")
 
 
-class AnswerForm(Protocol):
-    """A protocol's form of an answer, translated from OpenAI's, whole or in chunks.
+class OpenAIForm:
+    """The form of an answer, whole or in chunks: OpenAI's own, which those of other APIs translate.
 
     Each answer has its own, which may remember what it has written.
     """
 
-    content_type: str  # of a stream
-
-    def whole(self, answer: dict[str, Any], job: Job) -> dict[str, Any]:
-        """Return the answer that is not a stream."""
-
-    def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """Return the next part of a stream."""
-
-    def end(self, job: Job) -> bytes:
-        """Return the end of a stream whose texts have ended."""
-
-    def error(self, error: HttpError) -> bytes:
-        """Return the end of a stream that fails."""
-
-
-class OpenAIForm:
-    """The answers of /v1/completions and /v1/chat/completions."""
-
-    content_type = EVENT_STREAM
+    content_type = "text/event-stream; charset=utf-8"  # of a stream
 
     def whole(self, answer: dict[str, Any], _: Job) -> dict[str, Any]:
-        """Return the answer itself."""
+        """Return the answer that is not a stream."""
         return answer
 
     def chunks(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """Return one server-sent event per chunk."""
+        """Return the next part of a stream: one server-sent event per chunk."""
         return b"".join(b"data: " + dump_json(chunk) + b"\n\n" for chunk in chunks)
 
     def end(self, _: Job) -> bytes:
-        """Return the event that says that nothing is missing."""
+        """Return the end of a stream whose texts have ended: nothing is missing."""
         return b"data: [DONE]\n\n"
 
     def error(self, error: HttpError) -> bytes:
-        """Return the error, without [DONE]: the texts are incomplete."""
+        """Return the end of a stream that fails, without [DONE]: the texts are incomplete."""
         return self.chunks([error.content])
 
 
@@ -79,7 +60,7 @@ class TextResponse(Response):
         metrics: Metrics,
         job: Job,
         answer: Answer,
-        form: AnswerForm,
+        form: OpenAIForm,
         *,
         timeout: float,
         notes: Sequence[str],

@@ -13,7 +13,7 @@ from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
-from tgen.serve.http_response import dump_json
+from tgen.serve.http_response import OpenAIForm, dump_json
 from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
 from tgen.serve.models import TAG
 from tgen.serve.sampling_fields import SamplingFields
@@ -161,7 +161,7 @@ def _to_function(call: Mapping[str, Any]) -> Any:
     return {"name": function.get("name"), "arguments": json.dumps(function["arguments"])}
 
 
-class OllamaForm:
+class OllamaForm(OpenAIForm):
     """The answers of /api/generate and /api/chat: one line of JSON per chunk of a stream."""
 
     content_type = "application/x-ndjson"

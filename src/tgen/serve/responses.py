@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
-from tgen.serve.http_response import EVENT_STREAM, dump_json
+from tgen.serve.http_response import OpenAIForm, dump_json
 from tgen.serve.json_body import JsonObject, Objects, Unicode, list_parts, load_object, validate
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, to_request
@@ -226,10 +226,8 @@ def _to_tool_choice(choice: Any) -> Any:
     return choice
 
 
-class ResponsesForm:
+class ResponsesForm(OpenAIForm):
     """The response object and the events of its stream, which end with the same object."""
-
-    content_type = EVENT_STREAM
 
     def __init__(self, request: _Body, values: Mapping[str, Any]) -> None:
         """`values` are those that the client has sent."""
