@@ -1,12 +1,11 @@
 """Render chat templates, which are untrusted code, in a process with time and memory limits."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from tgen.checkpoint.chat_template import NO_CHAT_HINT, ChatTemplate
 from tgen.errors import ModelError, UsageError
-from tgen.machine.child import WALL_TIME, Child, has_used_its_cpu_time
+from tgen.machine.child import Child
 
 Message = dict[str, Any]  # role and content, texts; perhaps tool_calls, tool_call_id, name
 Tools = list[dict[str, Any]] | None  # functions that the model may call, in OpenAI's form
@@ -65,23 +64,14 @@ class Sandbox:
             "seconds": SECONDS,
             "bytes": BYTES,
         }
-        response = self._send(json.dumps(request).encode() + b"\n")
+        try:
+            response = self._child.ask(request, SECONDS, limit=_MAX_RESPONSE_BYTES)
+        except (TimeoutError, EOFError) as error:
+            is_slow = isinstance(error, TimeoutError)
+            reason = f"took more than {SECONDS} s" if is_slow else "crashed its process"
+            raise ModelError(f"the chat template {reason}", NO_CHAT_HINT) from None
         if "rejected" in response:
             raise RejectedMessagesError(response["rejected"], response["at"])
         if "failed" in response:
             raise FailedTemplateError(response["failed"], response["at"])
         return [str(text) for text in response["texts"]]
-
-    def _send(self, line: bytes) -> dict[str, Any]:
-        process = None
-        try:
-            with self._child.use(WALL_TIME * SECONDS) as process:
-                assert process.stdin
-                assert process.stdout
-                process.stdin.write(line)
-                process.stdin.flush()
-                return dict(json.loads(process.stdout.readline(_MAX_RESPONSE_BYTES)))
-        except (OSError, ValueError) as error:  # killed, or it exited
-            is_slow = isinstance(error, TimeoutError) or has_used_its_cpu_time(process)
-            reason = f"took more than {SECONDS} s" if is_slow else "crashed its process"
-        raise ModelError(f"the chat template {reason}", NO_CHAT_HINT)

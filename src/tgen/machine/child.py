@@ -1,11 +1,12 @@
 """Child processes of this Python, with what this process imports from."""
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -67,6 +68,25 @@ class Child:
                 timer.join()
                 if timed_out.is_set():  # perhaps just after the last answer
                     kill(process)
+
+    def ask(self, request: Mapping[str, Any], seconds: float, *, limit: int = -1) -> dict[str, Any]:
+        """Return the answer to a request, both lines of JSON, the answer of up to `limit` bytes.
+
+        Raises TimeoutError if it takes more than `seconds` of CPU time, or `WALL_TIME` as many of
+        the clock, and EOFError if the process ends otherwise.
+        """
+        process = None
+        try:
+            with self.use(WALL_TIME * seconds) as process:
+                assert process.stdin
+                assert process.stdout
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+                return dict(json.loads(process.stdout.readline(limit)))
+        except TimeoutError:
+            raise
+        except (OSError, ValueError):  # killed, or it exited
+            raise (TimeoutError if has_used_its_cpu_time(process) else EOFError) from None
 
     def close(self) -> None:
         """Kill the process, unless another thread uses it."""

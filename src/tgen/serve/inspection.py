@@ -6,16 +6,14 @@ wait for each other, and for the texts that are being generated, but not for lon
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from tgen.loaded_model import LoadedModel
-from tgen.machine import child
+from tgen.machine.child import Child
 from tgen.serve.http_error import HttpError, bad_request, busy, timed_out, unavailable
 from tgen.serve.json_body import JsonObject, validate
 from tgen.serve.live_views import Ids, check_length
@@ -42,7 +40,7 @@ class InspectionProcess:
     """The process, and the requests that wait for it."""
 
     def __init__(self) -> None:
-        self._child = child.Child("-m", "tgen.serve.inspection_child")
+        self._child = Child("-m", "tgen.serve.inspection_child")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspect")
         self._n_waiting = 0
 
@@ -68,7 +66,7 @@ class InspectionProcess:
             line |= {"stamp": str(bundle.stamp), "seconds": _SECONDS}
             line["adapter"] = None if bundle.adapter is None else str(bundle.adapter)
             run = asyncio.get_running_loop().run_in_executor
-            answer = await run(self._thread, partial(self._ask, json.dumps(line)))
+            answer = await run(self._thread, self._ask, line)
         finally:
             self._n_waiting -= 1
         if "not_loaded" in answer:
@@ -85,23 +83,14 @@ class InspectionProcess:
             self._child.process.kill()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, line: str) -> dict[str, Any]:
-        process = None
+    def _ask(self, line: dict[str, Any]) -> dict[str, Any]:
         try:
-            with self._child.use(child.WALL_TIME * _SECONDS) as process:
-                assert process.stdin
-                assert process.stdout
-                process.stdin.write(line.encode() + b"\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-                if not answer:
-                    raise EOFError
-        except (TimeoutError, EOFError, OSError) as error:
-            if isinstance(error, TimeoutError) or child.has_used_its_cpu_time(process):
-                raise timed_out(f"attention took more than {_SECONDS} s of CPU time") from None
+            return self._child.ask(line, _SECONDS)
+        except TimeoutError:
+            raise timed_out(f"attention took more than {_SECONDS} s of CPU time") from None
+        except EOFError:
             message = "the text takes too much memory to inspect; shorten it"
             raise HttpError(400, message, code="out_of_memory") from None
-        return dict(json.loads(answer))
 
 
 def _check(model: LoadedModel, view: str, request: _Request) -> None:
