@@ -138,6 +138,10 @@ def test_adapters_in_pickle_files_are_read(tokenizer, tmp_path):
     assert all(np.array_equal(bundle.arrays[n], a) for n, a in expected.arrays.items())
     assert adapters.describe(path)[1] == 4
     assert model_dir.digest(bundle)
+    tensors.pop(next(name for name in tensors if "lora_A" in name))
+    torch.save(tensors, path / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"adapter_model\.bin: .* has no lora_A"):
+        model_with_adapter.load(tmp_path / "base", adapter=path)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def read(path: Path, config: ModelConfig, *, model: Path | None = None) -> Adapt
         if more:
             digest = _read_metadata(weights).get(_BASE_DIGEST)
             return Adapter(path, base, digest, {}, _read_extras(path, values, weights, header))
-        ranks = _ranks(path, values, header, sites)
+        ranks = _ranks(weights, values, header, sites)
     except _OtherShapeError as error:
         has_digest = _BASE_DIGEST in _read_metadata(weights)
         if model is None or (not has_digest and is_base(path, model)):
@@ -353,10 +353,10 @@ def _is_extra(file: Path, name: str, sites: Mapping[str, Part], head: str) -> bo
 
 
 def _ranks(
-    path: Path, values: Mapping[str, Any], header: Header, sites: Mapping[str, Part]
+    file: Path, values: Mapping[str, Any], header: Header, sites: Mapping[str, Part]
 ) -> dict[str, int]:
-    """Return the rank of each pair, after checking all shapes."""
-    file, ranks = path / ADAPTER_WEIGHTS, {}
+    """Return the rank of each pair in a file of weights, after checking all shapes."""
+    ranks = {}
     names = dict.fromkeys(match[1] for match in map(_TENSOR.fullmatch, header) if match)
     if not names:
         raise ModelError(f"{file} has no tensors", _DAMAGED)
@@ -367,7 +367,7 @@ def _ranks(
                 message = f"{file}: {_tensor_name(name, other)} has no lora_{which}"
                 raise ModelError(message, _DAMAGED)
         a, b = (header[_tensor_name(name, which)].shape for which in "AB")
-        rank = _number(path, values, "r", "rank_pattern", name)
+        rank = _number(file.parent, values, "r", "rank_pattern", name)
         if len(a) != 2 or a[0] != rank:
             raise ModelError(
                 f"{file}: {name}.lora_A has shape {list(a)} "
