@@ -64,8 +64,9 @@ def test_docx_without_hidden_text(read):
     body = paragraph("One", hidden.format("", " no") + "<w:tab/>", " two") + mark
     body += paragraph(hidden.format(' w:val="true"', "no")) + paragraph("three")
     body += f"<w:p><w:r>{hidden.format('', 'no')}</w:r>{equation}</w:p>"
+    body += f"<w:p><w:pPr><w:rPr><w:vanish/></w:rPr></w:pPr>{equation}</w:p>"
     body += paragraph(hidden.format(' w:val="0"', "shown"))
-    assert read("a.docx", make_docx(body))[0] == "One two\n\nold\n\nthree\n\n(x)\n\nshown"
+    assert read("a.docx", make_docx(body))[0] == "One two\n\nold\n\nthree\n\n(x)\n\n(x)\n\nshown"
 
 
 def test_docx_keeps_brackets_signs_and_raised_parts_of_equations(read):

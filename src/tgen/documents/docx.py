@@ -11,6 +11,8 @@ from tgen.documents.text_builder import TablePart, TextBuilder
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
     *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPrChange"),
 }  # fmt: skip
+# A run has rPr; that of a paragraph is its mark's, and that of ctrlPr a bracket's.
+_WITH_PROPERTIES = {"r", "rPr", "pPr", "ctrlPr"}
 _TABLE_PARTS: dict[str, TablePart] = {"tbl": "table", "tr": "row", "tc": "cell"}
 _RAISED = {"sup": "^", "sub": "_"}  # what is written before parts of equations that have text
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "noBreakHyphen": "\u2011"}
@@ -69,7 +71,7 @@ def _read_body(
             if (kind, name) == ("start", "vanish"):
                 hidden = attributes.get("val") not in ("0", "false", "off")
             in_properties = (kind, name) != ("end", "rPr")
-        elif name in ("r", "rPr") and kind != "text":
+        elif name in _WITH_PROPERTIES and kind != "text":
             hidden = hidden and name == "rPr"
             in_properties = (kind, name) == ("start", "rPr")
         elif kind == "text":
