@@ -8,7 +8,16 @@ import subprocess
 import numpy as np
 import pytest
 
-from support.chats import CHATML, GEMMA, assistant, model, plain_model, user  # noqa: F401
+from support.chats import (  # noqa: F401
+    CHATML,
+    DATED,
+    GEMMA,
+    NO_END,
+    assistant,
+    model,
+    plain_model,
+    user,
+)
 from support.command import PythonFork
 from support.corpora import run_generator
 from tgen import corpus
@@ -18,6 +27,7 @@ from tgen.errors import CorpusError
 from tgen.lora import model_with_adapter
 from tgen.runs import row_tokens
 from tgen.runs.row_tokens import RowTask, read_line, read_row, tokenize_conversations
+from tgen.tokenizer import Tokenizer
 
 LONG = "and so on, " * 40
 ROWS = [
@@ -51,12 +61,15 @@ def tokenize(model, tmp_path):
         documents = corpus.read([str(path)]).documents
         task = RowTask(
             ChatTemplate(template, {"eos_token": "</s>", "bos_token": "<s>"}),
-            "2026-01-01T00:00:00",
+            "2001-01-01T00:00:00",
             sorted(bundle.end_ids),
             60,
             loss_on_all,
         )
-        tokenizer = bundle.tokenizer
+        known = bundle.tokenizer
+        end_id = known.added_tokens["</s>"]
+        tokenizer = Tokenizer(known.json, end_ids=[end_id], n_rows=known.vocab_size)
+        assert tokenizer.end_of_text == end_id
         chat, first = task.chat_format(tokenizer), read_row(read_line(documents, 0))
         encoder = RowEncoder(chat, tokenizer, task.end_ids, first)
         steps = tokenize_conversations(
@@ -68,7 +81,7 @@ def tokenize(model, tmp_path):
 
 
 @pytest.mark.parametrize("loss_on_all", [False, True])
-@pytest.mark.parametrize("template", [CHATML, GEMMA])
+@pytest.mark.parametrize("template", [CHATML, GEMMA, DATED, NO_END])
 def test_any_number_of_processes_gives_the_same_rows(tokenize, template, loss_on_all):
     options = {"template": template, "loss_on_all": loss_on_all}
     one, done = tokenize(ROWS, 1, **options)
