@@ -338,7 +338,7 @@ class LoadedModel:
 
         Raises ModelError as `check_cache` does, UsageError as `check_cache_file` does.
         """
-        prompt_cache.check_cache_file(path)
+        prompt_cache.check_cache_file(path, name="path")
         self.check_cache(cache)
         arrays = {"keys": cache.keys, "values": cache.values}
         arrays["tokens"] = np.array(cache.tokens, np.int64)

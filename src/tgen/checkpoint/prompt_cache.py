@@ -30,10 +30,13 @@ class ModelIdentity(NamedTuple):
     cache_dtype: str  # dtype of keys and values in memory
 
 
-def check_cache_file(path: Path) -> None:
-    """Raise UsageError unless `save` may write to `path`: only a prompt cache is overwritten."""
+def check_cache_file(path: Path, *, name: str = "--save-cache") -> None:
+    """Raise UsageError unless `save` may write to `path`: only a prompt cache is overwritten.
+
+    `name` is the option or keyword that has the path, for the message.
+    """
     if problem := files.output_problem(path):
-        raise UsageError(f"--save-cache {path}: {problem}", "name another file")
+        raise UsageError(f"{name} {path}: {problem}", "name another file")
     if path.is_file():
         with suppress(TgenError):
             _read_header(path)
@@ -41,7 +44,7 @@ def check_cache_file(path: Path) -> None:
     elif not path.exists():
         return
     raise UsageError(
-        f"--save-cache {path}: the file exists and is not a prompt cache", "name another file"
+        f"{name} {path}: the file exists and is not a prompt cache", "name another file"
     )
 
 
