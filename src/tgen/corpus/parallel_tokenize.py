@@ -1,6 +1,6 @@
 """Tokenize pieces of text in order, a large corpus with several worker processes.
 
-A worker's first message is the tokenizer.json. Each other one is a batch of pieces: a table (n, 2)
+A worker's first message is the tokenizer.json. Every later one is a batch of pieces: a table (n, 2)
 int64, the length of each piece and whether it continues a document, and the bytes of all pieces.
 The answer is a table (n, 2) int64, the number of tokens of each piece and of characters replaced in
 it (-1: the piece cannot be encoded), and the tokens, uint32.

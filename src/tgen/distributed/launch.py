@@ -69,7 +69,7 @@ def check_launcher() -> None:
 
 
 def check_gpus(n_gpus: int) -> None:
-    """Raise UsageError if this machine has not a GPU for each of its ranks."""
+    """Raise UsageError if this machine has fewer GPUs than ranks."""
     n_ranks = ranks().local_world_size
     if n_ranks > n_gpus:
         raise UsageError(

@@ -11,7 +11,7 @@ from tgen.documents.text_builder import TablePart, TextBuilder
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
     *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPrChange"),
 }  # fmt: skip
-# A run has rPr; that of a paragraph is its mark's, and that of ctrlPr a bracket's.
+# Only rPr of a run (r) hides text: pPr has that of the paragraph mark, ctrlPr that of brackets.
 _WITH_PROPERTIES = {"r", "rPr", "pPr", "ctrlPr"}
 _TABLE_PARTS: dict[str, TablePart] = {"tbl": "table", "tr": "row", "tc": "cell"}
 _RAISED = {"sup": "^", "sub": "_"}  # what is written before parts of equations that have text

@@ -20,7 +20,7 @@ _THREADS, _LARGE = 4, 1 << 24  # bytes of a model that several threads hash
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the configuration of an adapter; raises ModelError if it is none or damaged."""
+    """Return the configuration of an adapter; raises ModelError if it is missing or damaged."""
     check_is_adapter(path)
     return read_json_object(path / ADAPTER_CONFIG, limit=_LIMIT)
 

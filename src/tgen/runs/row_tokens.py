@@ -1,10 +1,10 @@
 """Conversations -> tokens and loss masks, with several worker processes if there are many.
 
-A worker's first message is the tokenizer.json, the other arguments of `RowTask` as JSON, and any
-conversation. Each other one is a batch of conversations, a line of JSON each. The answer is JSON,
-the ids, uint32, and whether each is in the loss, bool. The JSON has per conversation the lengths of
-its examples, whether it is cut, and the number of replaced characters; the bytes of target tokens;
-and an error: the row, the message and the hint.
+A worker's first message is the tokenizer.json, a JSON object with the `RowTask` and the other
+arguments of `Tokenizer`, and any conversation. Every later message is a batch of conversations, a
+line of JSON each. The answer is JSON, the ids, uint32, and whether each is in the loss, bool. The
+JSON has per conversation the lengths of its examples, whether it is cut, and the number of replaced
+characters; the bytes of target tokens; and an error: the row, the message and the hint.
 """
 
 import json
@@ -30,7 +30,7 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 20
 
 
 class RowTask(NamedTuple):
-    """What determines the tokens of conversations, besides the tokenizer."""
+    """The settings, besides the tokenizer, that determine the tokens of conversations."""
 
     template: ChatTemplate
     date: str  # that the template sees
