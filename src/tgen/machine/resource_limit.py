@@ -15,5 +15,7 @@ def set_limit(name: str, limit: int) -> None:
 
 def limit_cpu_time(seconds: int) -> None:
     """End this process, where the platform supports it, after this CPU time from now on or up to
-    two seconds more. The parent ends it after `child.WALL_TIME` times the seconds."""
+    two seconds more, without a core file. The parent ends it after `child.WALL_TIME` times the
+    seconds."""
+    set_limit("RLIMIT_CORE", 0)
     set_limit("RLIMIT_CPU", int(time.process_time()) + seconds + 1)
