@@ -26,6 +26,7 @@ _MEMORY = 64  # drafts of a kind after which older ones count half
 _MAX_PAUSE = 3  # tokens without a search, after searches that found nothing
 _LONG_PAUSE = 15  # if searches save less than they cost
 _SEARCHES = 16  # after which `gain` is mostly that of these
+_FIRST_GAIN = 0.7  # passes saved per search, before any search
 _FIRST_RATE = 0.6  # acceptance rate of drafts from the text, before any were tried
 _STEP = 20  # percent: drafts from a table differ in kind by their frequency
 _STEPS = 100 // _STEP
@@ -103,7 +104,8 @@ class NgramDrafter:
     ) -> list[int]:
         """Return up to `limit` draft tokens; `batch_size` sequences are computed together."""
         cost = cost_per_token(batch_size)
-        start = _START / batch_size + (self._pass_cost if batch_size == 1 else 0.0)
+        python = self._pass_cost if batch_size == 1 else 0.0
+        start = _START / batch_size + python
         if cost > _MAX_COST:  # hardly any draft is that good: do not search
             return []
         index = self._indexes.setdefault(sequence, _TextIndex())
@@ -129,9 +131,10 @@ class NgramDrafter:
                 best, n_best = gain, len(index.draft)
             end.append(token)
         index.n_drafted = n_best
-        pays = index.gain > self._search_cost
+        search_cost = self._search_cost + python
+        pays = index.gain > search_cost or not search_cost
         index.misses = 0 if n_best and pays else index.misses + 1
-        pause = min(index.misses // 2, _MAX_PAUSE if pays else _LONG_PAUSE)
+        pause = min(index.misses // 2, _MAX_PAUSE) if pays else min(index.misses, _LONG_PAUSE)
         index.next_search = len(tokens) + 1 + pause
         return [token for token, _ in index.draft[:n_best]]
 
@@ -179,7 +182,7 @@ class _TextIndex:
         self.draft: list[DraftToken] = []
         self.following: dict[tuple[int, ...], int] = {}
         self.n_read = 0
-        self.n_drafted, self.gain = 0, 1.0  # passes saved per search
+        self.n_drafted, self.gain = 0, _FIRST_GAIN  # passes saved per search
         self.misses = 0  # searches without a draft
         self.next_search = 0  # tokens of the text at the next search
 
