@@ -176,6 +176,16 @@ def test_process_of_a_table_ends_with_an_error_and_after_its_time(table, monkeyp
         read(content, "a.parquet")
 
 
+def test_process_of_a_table_has_limited_cpu_time(table, monkeypatch, tmp_path):
+    script = "import sys; from tgen.machine.resource_limit import limit_cpu_time\n"
+    (tmp_path / "endless.py").write_text(script + "limit_cpu_time(int(sys.argv[1]))\nwhile 1: 0\n")
+    monkeypatch.setattr(tables, "_SCRIPT", tmp_path / "endless.py")
+    monkeypatch.setattr(tables, "_SECONDS", 1)
+    monkeypatch.setattr(tables, "WALL_TIME", 600)
+    with pytest.raises(CorpusError, match="it takes more than 1 s to read"):
+        read(to_bytes(table, "parquet"), "a.parquet")
+
+
 def test_full_disk_is_an_error(table, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

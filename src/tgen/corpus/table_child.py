@@ -15,22 +15,22 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
-from tgen.machine.resource_limit import set_limit
+from tgen.machine.resource_limit import limit_cpu_time, set_limit
 
 _BYTES = 4 << 30  # of address space
-_SECONDS, _BYTES_PER_SECOND = 60, 100_000  # of CPU time
 _BATCH = 256  # rows
 
 
 def main() -> None:
-    """Write the rows of the file on stdin; the arguments are its kind, and names of columns."""
+    """Write the rows of the file on stdin; the arguments are the seconds of CPU time that this may
+    take, the kind of the file, and names of columns."""
     set_limit("RLIMIT_AS", _BYTES)
-    set_limit("RLIMIT_CPU", _SECONDS + os.fstat(0).st_size // _BYTES_PER_SECOND)
+    limit_cpu_time(int(sys.argv[1]))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     write = sys.stdout.buffer.write
     try:
-        for batch in _read_batches(sys.argv[1], sys.argv[2:]):
+        for batch in _read_batches(sys.argv[2], sys.argv[3:]):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 write(json.dumps(row, default=_to_json).encode() + b"\n")
     except BrokenPipeError:  # the parent has read enough

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tgen.corpus.jsonl import read_lines
 from tgen.corpus.sources import Source
 from tgen.errors import CorpusError
-from tgen.machine.child import Child
+from tgen.machine.child import WALL_TIME, Child, has_used_its_cpu_time
 
 if TYPE_CHECKING:
     import _csv
@@ -30,7 +30,8 @@ _SAMPLE_BYTES = 1 << 18  # that tell the dialect
 _SAMPLE_RECORDS = 50
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
-_SECONDS, _BYTES_PER_SECOND = 240, 25_000  # of time; the process has a quarter of it on the CPU
+_SECONDS, _BYTES_PER_SECOND = 60, 100_000  # of CPU time
+_SCRIPT = Path(__file__).with_name("table_child.py")  # it imports little besides pyarrow
 _MAX_HEADING = 64  # characters of a column's name
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
@@ -206,14 +207,13 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
             "pip install 'tgen-lm[tables]', or save the table as CSV",
         )
     copy = source.copy()
-    # As a script, it imports little besides pyarrow.
-    child = Child(str(Path(__file__).with_name("table_child.py")), kind, *wanted, stdin=copy)
     seconds = _SECONDS + source.n_bytes // _BYTES_PER_SECOND
+    child, process = Child(str(_SCRIPT), str(seconds), kind, *wanted, stdin=copy), None
     columns: list[str] | None = None
     number, fraction = 0, 0.0
     n_bytes, limit = 0, _MAX_TABLE + _MAX_EXPANSION * source.n_bytes
     try:
-        with child.use(seconds) as process:
+        with child.use(WALL_TIME * seconds) as process:
             assert process.stdout
             while True:
                 line = process.stdout.readline(_MAX_RECORD)
@@ -236,10 +236,10 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
                     number += 1
                     row = dict(zip(columns, value, strict=True))
                     yield NumberedRow(number, row, end=n_bytes, fraction=fraction)
-    except (EOFError, ValueError):
-        what = f"it is damaged, or has a row of more than {_MAX_RECORD:,} bytes"
-    except TimeoutError:
-        what = f"it takes more than {seconds:,} s to read"
+    except (EOFError, ValueError, TimeoutError) as error:
+        is_slow = isinstance(error, TimeoutError) or has_used_its_cpu_time(process)
+        damaged = f"it is damaged, or has a row of more than {_MAX_RECORD:,} bytes"
+        what = f"it takes more than {seconds:,} s to read" if is_slow else damaged
     finally:
         copy.close()
     raise CorpusError(
