@@ -195,7 +195,7 @@ def test_forged_tokens_are_an_error(finished, how):
 
 
 def test_resuming_with_too_little_memory_is_an_error(finished, monkeypatch):
-    monkeypatch.setattr("tgen.runs.rank_sync.rank_bytes", lambda _: 10_000)
+    monkeypatch.setattr("tgen.runs.rank_checks.rank_bytes", lambda _: 10_000)
     with pytest.raises(UsageError, match=r"needs about \d+\.\d KB of memory .*; 10\.0 KB is"):
         list(resume(finished))
 

@@ -482,7 +482,7 @@ def test_ranks_that_differ_are_refused_once(on_ranks, corpus, tmp_path):
     ranks = on_ranks(code=where + code_of_ranks(command("corpus.txt", out), action="0", at=-1), n=2)
     assert statuses(ranks) == [1, 1]
     assert "the corpus differs: " in error_line(ranks)
-    version = "import os, tgen.runs.rank_sync as r; r.__version__ += os.environ['RANK']\n"
+    version = "import os, tgen.runs.rank_checks as r; r.__version__ += os.environ['RANK']\n"
     ranks = on_ranks(code=version + code_of_ranks(command(corpus, out), action="0", at=-1), n=2)
     assert "the version of tgen differs: " in error_line(ranks)
     ranks = on_ranks(command(corpus, out), command(corpus, out, "--seed", 2))

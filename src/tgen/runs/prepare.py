@@ -44,7 +44,7 @@ from tgen.planning.plan import CALIBRATION_SHARE, Plan, make_plan, usable_bytes
 from tgen.planning.shape_search import nearest_size
 from tgen.planning.side_work import baseline_seconds, fits_baselines
 from tgen.reports.training import PhaseReport, PlanReport, ScalingReport
-from tgen.runs import rank_sync
+from tgen.runs import rank_checks
 from tgen.runs.base_model import Base, open_base, source_optimizer
 from tgen.runs.chat_rows import prepare_rows, rows_report
 from tgen.runs.general_text import cut_general, read_general
@@ -235,7 +235,7 @@ def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
     if request.parameters is not None:
         size = nearest_size(request.parameters)
     max_bytes = usable_bytes(size, config, fastest, base.config)
-    rank_sync.check_same_corpus(request.corpus)
+    rank_checks.check_same_corpus(request.corpus)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, base.weights, base.pairs)
     if request.general is not None:
@@ -288,7 +288,7 @@ def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
         base.weights,
         base.pairs,
         general,
-        rank_sync.resolve_parallel(
+        rank_checks.resolve_parallel(
             plan, device, machine.rank_memory, request.parallel, frozen=base.frozen
         ),
         _scaling(request, plan, inputs, text, device) if request.is_estimate else None,
@@ -300,8 +300,8 @@ def prepare(request: RunRequest, *, folder: Path | None) -> Phases[PreparedRun]:
 
 def _measure_machine(device: Device, config: TrainConfig, base: Base) -> Phases[_Machine]:
     """Time all ranks, after a check that they are alike."""
-    rank_sync.check_same_software(device)
-    memory = rank_sync.min_rank_memory(device)
+    rank_checks.check_same_software(device)
+    memory = rank_checks.min_rank_memory(device)
     if base.bundle is not None and distributed.ranks().world_size > 1:
         distributed.assert_same("the model", model_dir.digest(base.bundle)[:16])
     share = 0.0 if config.steps else CALIBRATION_SHARE

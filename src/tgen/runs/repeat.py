@@ -19,7 +19,7 @@ from tgen.lora import model_with_adapter
 from tgen.lora.matrices import Pair
 from tgen.machine.device import Device, choose_device, n_threads, set_threads
 from tgen.reports.training import PhaseReport
-from tgen.runs import rank_sync
+from tgen.runs import rank_checks
 from tgen.runs import saved_state as run_state
 from tgen.runs.base_model import load_base
 from tgen.runs.prepare import PreparedRun, broadcast_run, new_run_id
@@ -52,12 +52,12 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
         steps = last = progress.total_steps or 0
         ends = progress.end_history or [[last, last, last]]  # it had learned all answers
     device = choose_device(old.device if request.device == "auto" else request.device)
-    rank_sync.check_same_software(device)
-    memory = rank_sync.min_rank_memory(device)
+    rank_checks.check_same_software(device)
+    memory = rank_checks.min_rank_memory(device)
     set_threads(request.threads or (None if distributed.launched() else old.threads))
     weights, pairs = yield from _load_base(old)
     record = _record(request, old, device, steps)
-    rank_sync.check_same_corpus(record.corpus)
+    rank_checks.check_same_corpus(record.corpus)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, weights, pairs)
     text = yield from read_again(old, record.corpus, old.reading)
@@ -84,7 +84,7 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
         weights,
         pairs,
         run_state.load_general(source),
-        rank_sync.resolve_parallel(record.plan, device, memory, request.parallel, frozen=frozen),
+        rank_checks.resolve_parallel(record.plan, device, memory, request.parallel, frozen=frozen),
         index_text=training_documents(text, record) if request.index else None,
         ends=ends,
     )

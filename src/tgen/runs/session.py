@@ -18,7 +18,7 @@ from tgen.machine.device import Device, choose_device, set_threads
 from tgen.planning.memory import check_memory
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
 from tgen.runs import log as run_log
-from tgen.runs import rank_sync, tensorboard, tracking
+from tgen.runs import rank_checks, tensorboard, tracking
 from tgen.runs import saved_state as run_state
 from tgen.runs.base_model import dequantize_base, load_base
 from tgen.runs.forecast import forecast_run, times_as_long
@@ -135,15 +135,15 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
     values, tokens_entry = run_state.load_record(out)
     old_record = record = RunRecord.from_dict(values)
     device = choose_device(record.device if request.device == "auto" else request.device)
-    rank_sync.check_same_software(device)
+    rank_checks.check_same_software(device)
     set_threads(request.threads or (None if distributed.launched() else record.threads))
     if record.tensorboard:
         tensorboard.require()
     if record.log is not None:
         tracking.require(record.log)
-    memory = rank_sync.min_rank_memory(device)
+    memory = rank_checks.min_rank_memory(device)
     text, reading = None, record.reading
-    rank_sync.check_same_corpus(request.corpus)
+    rank_checks.check_same_corpus(request.corpus)
     if request.corpus and is_rank_zero:
         if request.reading:
             reading = replace(reading or Reading(), **request.reading)
@@ -259,7 +259,7 @@ def _load_base(
             record = replace(record, adapter=adapter, start_from=adapter.base_path)
         assert record.adapter is not None
         frozen = record.adapter.frozen_model(record.plan.model, weights)
-    parallel = rank_sync.resolve_parallel(
+    parallel = rank_checks.resolve_parallel(
         record.plan, device, memory, request.parallel, frozen=frozen
     )
     if parallel is None and device.type == "cpu":

@@ -61,8 +61,8 @@ def _generate(options: GenerateOptions, ranks: "Ranks") -> bool:
     """Write the texts; return whether a row was invalid or a constrained text is incomplete."""
     from tgen.checkpoint.hf import generation_config
     from tgen.cli.generate import output
-    from tgen.cli.generate.batch import RequestQueue
     from tgen.cli.generate.input_rows import LineReader
+    from tgen.cli.generate.request_queue import RequestQueue
     from tgen.cli.model_loading import find_draft_model, find_paths, load_draft_model, load_shared
     from tgen.config import SamplingConfig
     from tgen.distributed import broadcast

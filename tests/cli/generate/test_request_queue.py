@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tgen.cli.generate import batch
-from tgen.cli.generate.batch import RequestQueue
+from tgen.cli.generate import request_queue
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.generate.output import TextWriter, Writer
+from tgen.cli.generate.request_queue import RequestQueue
 from tgen.config import SamplingConfig
 from tgen.distributed import Ranks
 from tgen.errors import ModelError, TgenError
@@ -84,7 +84,7 @@ def test_endless_text_keeps_no_tokens(monkeypatch):
 def test_texts_wait_for_a_slow_one_in_bounded_memory(monkeypatch, as_json):
     out = []
     monkeypatch.setattr("tgen.cli.console.write", out.append)
-    monkeypatch.setattr(batch, "_MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(request_queue, "_MAX_WAITING_BYTES", 100_000)
     lines = (b"row %d" % i for i in count())
     writer = Writer(to_json, keep_tokens=True) if as_json else TextWriter(several=True)
     queue = make_queue(writer, lines, jsonl=as_json)
@@ -108,7 +108,7 @@ def test_texts_wait_for_a_slow_one_in_bounded_memory(monkeypatch, as_json):
 @pytest.mark.parametrize("max_new_tokens", [0, 8])
 def test_samples_wait_for_a_slow_text_in_bounded_memory(monkeypatch, max_new_tokens):
     monkeypatch.setattr("tgen.cli.console.write", lambda _: None)
-    monkeypatch.setattr(batch, "_MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(request_queue, "_MAX_WAITING_BYTES", 100_000)
     rows = iter([b'{"prompt": "a"}', b'{"prompt": "b", "n": %d, "samples": 500}' % max_new_tokens])
     writer = Writer(to_json, keep_tokens=True)
     queue = make_queue(writer, rows, jsonl=True)
