@@ -8,7 +8,6 @@ import pytest
 
 from support.models import make_model
 from tgen.checkpoint import chat_template, model_dir, model_files
-from tgen.checkpoint.inherited_settings import read_inherited_settings
 from tgen.config import RopeScaling
 from tgen.errors import ModelError, TgenError
 
@@ -63,7 +62,7 @@ def error_of(path):
 
 def use(path):
     bundle = model_dir.load(path)
-    inherited = read_inherited_settings(bundle)
+    inherited = model_dir.inherited_settings(bundle)
     model_dir.build_metadata_files(bundle.config, bundle.tokenizer, inherited=inherited)
     json.dumps(dataclasses.asdict(inherited))
     chat_template.read_chat_template(path)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from tgen.checkpoint import model_dir
-from tgen.checkpoint.inherited_settings import read_inherited_settings
 from tgen.lora import adapter_base, model_with_adapter
 from tgen.lora.matrices import Pair, adapter_layout
 
@@ -23,7 +22,7 @@ def save_adapter(path: Path, base: Path, *, template: str | None = None) -> Path
         )
         for name, part in parts.items()
     }
-    inherited = read_inherited_settings(bundle)
+    inherited = model_dir.inherited_settings(bundle)
     model_with_adapter.save(
         path,
         bundle.config,

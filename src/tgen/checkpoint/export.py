@@ -16,7 +16,6 @@ from tgen.checkpoint.gguf.architectures import check_supported
 from tgen.checkpoint.gguf.writer import DTYPES, write_gguf
 from tgen.checkpoint.hf import tensor_names
 from tgen.checkpoint.hf.config import read_json_object, text_part
-from tgen.checkpoint.inherited_settings import read_inherited_settings
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.checkpoint.model_files import DESCRIPTION_FILES, NGRAMS, WEIGHTS
 from tgen.config import GgufType
@@ -62,7 +61,7 @@ def export_gguf(
     tokenizer_fields = tokenizer.to_fields(
         bundle.tokenizer,
         bundle.config.vocab_size,
-        ends=bundle.sorted_ends,
+        ends=sorted_ends(bundle),
         bos=token_id("bos_token", bundle.tokenizer.end_of_text),
         pad=token_id("pad_token", bundle.tokenizer.pad),
         chat_template=chat_template.chat_template_source(bundle.settings_path),
@@ -92,6 +91,11 @@ def _card_fields(bundle: ModelBundle, name: str) -> dict[str, Any]:
     if "base_model" in card:
         fields["general.base_model.count"] = 1
     return fields
+
+
+def sorted_ends(bundle: ModelBundle) -> list[int]:
+    """Return the end-of-text tokens, the main one first."""
+    return sorted(bundle.end_ids, key=lambda i: (i != bundle.tokenizer.end_of_text, i))
 
 
 def export_transformers(
@@ -160,9 +164,8 @@ def _metadata_files(bundle: ModelBundle, dtype: Dtype) -> dict[str, bytes]:
     """Return every file except the weights: the model's own, with the dtype changed."""
     path = bundle.path
     if path.is_file():
-        inherited = read_inherited_settings(bundle)
         contents = model_dir.build_metadata_files(
-            bundle.config, bundle.tokenizer, inherited=inherited
+            bundle.config, bundle.tokenizer, inherited=model_dir.inherited_settings(bundle)
         )
         json_config: dict[str, Any] = json.loads(contents["config.json"])
     else:

@@ -5,21 +5,18 @@ changes. A GGUF file has no such files; its settings are written to new ones.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import Any, Self, get_args
 
 from tgen.checkpoint import chat_template
-from tgen.checkpoint.dtypes import Dtype, main_dtype
+from tgen.checkpoint.dtypes import Dtype
 from tgen.checkpoint.hf import generation_config
 from tgen.checkpoint.hf.config import read_json_object, text_part
 from tgen.errors import ModelError, TgenError
 from tgen.storage import files
-
-if TYPE_CHECKING:
-    from tgen.checkpoint.model_dir import ModelBundle
 
 CONFIG, _TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -102,31 +99,36 @@ class InheritedSettings:
         }
 
 
-def read_inherited_settings(bundle: "ModelBundle") -> InheritedSettings:
-    """Return the settings that a model fine-tuned from this one inherits.
+def read_inherited_settings(
+    path: Path,
+    *,
+    config_path: Path,
+    end_ids: Iterable[int],
+    end_of_text: int | None,
+    dtype: Dtype = "float32",
+) -> InheritedSettings:
+    """Return the settings of a model directory or GGUF file that has been loaded.
 
-    Invalid values are skipped, because a model can be used without them.
+    `config_path` has config.json: the directory itself or, for an adapter, that of its base model.
+    `end_ids` are all its end-of-text tokens, `end_of_text` the tokenizer's. Invalid values are
+    skipped, because a model can be used without them.
     """
-    path = bundle.settings_path
     generation: dict[str, Any] = {}
     with suppress(ModelError):  # `generation_config.read` has notes for the user
         if (file := path / generation_config.FILE_NAME).exists():
             generation = read_json_object(file, limit=1 << 20)
     return InheritedSettings(
-        end_ids=bundle.sorted_ends,
+        end_ids=sorted(end_ids, key=lambda i: (i != end_of_text, i)),
         special_tokens=chat_template.special_tokens(path),
         chat_template=chat_template.chat_template_source(path),
         generation_config={k: v for k, v in generation.items() if _is_shallow(v, _MAX_DEPTH)},
-        contents=_read_contents(path, bundle.path),
-        dtype="float32" if bundle.quantized else main_dtype(bundle.arrays.values()),
+        contents=_read_contents(path, config_path),
+        dtype=dtype,
     )
 
 
 def _read_contents(path: Path, config_path: Path) -> dict[str, str]:
-    """Return the files to copy from a model directory, without damaged ones; {} for a GGUF file.
-
-    `config_path` has config.json: for an adapter, the directory of its base model.
-    """
+    """Return the files to copy from a model directory, without damaged ones; {} for a GGUF file."""
     contents = {}
     for name in _COPIED:
         file = (config_path if name == CONFIG else path) / name

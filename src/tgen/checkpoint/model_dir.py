@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.checkpoint import chat_template, git_lfs, safetensors_file
-from tgen.checkpoint.dtypes import cast
+from tgen.checkpoint.dtypes import cast, main_dtype
 from tgen.checkpoint.gguf.quantized_matrix import QuantizedMatrix
 from tgen.checkpoint.hf import config as hf_config
 from tgen.checkpoint.hf import generation_config, tensor_names
 from tgen.checkpoint.hf.families import FAMILY_LAYOUTS
-from tgen.checkpoint.inherited_settings import InheritedSettings
+from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
 from tgen.checkpoint.model_files import (
     NGRAMS,
     WEIGHTS,
@@ -79,11 +79,6 @@ class ModelBundle:
     def settings_path(self) -> Path:
         """The directory of chat template and generation config: the adapter's if it has them."""
         return settings_path(self.path, self.adapter)
-
-    @property
-    def sorted_ends(self) -> list[int]:
-        """The end-of-text tokens, the tokenizer's own first."""
-        return sorted(self.end_ids, key=lambda i: (i != self.tokenizer.end_of_text, i))
 
 
 def settings_path(path: Path, adapter: Path | None) -> Path:
@@ -160,6 +155,17 @@ def build_metadata_files(
     if settings.chat_template is not None:
         contents["chat_template.jinja"] = settings.chat_template.encode(errors="replace")
     return contents | {"tokenizer.json": tokenizer.json.encode()}
+
+
+def inherited_settings(bundle: ModelBundle) -> InheritedSettings:
+    """Return the settings that a model fine-tuned from this one inherits."""
+    return read_inherited_settings(
+        bundle.settings_path,
+        config_path=bundle.path,
+        end_ids=bundle.end_ids,
+        end_of_text=bundle.tokenizer.end_of_text,
+        dtype="float32" if bundle.quantized else main_dtype(bundle.arrays.values()),
+    )
 
 
 def save(

@@ -181,7 +181,7 @@ def export(options: ExportOptions) -> None:
         console.print_status(f"types of the matrices, as llama.cpp chooses: {counts}")
     differences = (
         tokenizer.describe_difference(bundle.tokenizer),
-        tokenizer.describe_missing_ends(bundle.tokenizer, bundle.sorted_ends),
+        tokenizer.describe_missing_ends(bundle.tokenizer, exporters.sorted_ends(bundle)),
         *architectures.describe_differences(bundle.config),
     )
     for difference in filter(None, differences if to_file else ()):

@@ -18,7 +18,7 @@ from tgen.checkpoint.chat_template import (
     read_chat_template,
     special_tokens,
 )
-from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, Tokens, begin_of_document
 from tgen.errors import CorpusError, ModelError, TgenError, UsageError
@@ -106,7 +106,7 @@ def prepare_rows(
         inherited = InheritedSettings(end_ids=end_ids, chat_template=given.source)
         rows = rows._replace(tokenizer_choice=choice or rows.tokenizer_choice)
     else:
-        inherited = read_inherited_settings(source)
+        inherited = model_dir.inherited_settings(source)
         if request.template is not None:
             inherited = inherited.with_template(given.source)
     assert rows.chat is not None

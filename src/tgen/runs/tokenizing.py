@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tgen import corpus, distributed
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.chat_template import read_end_ids
-from tgen.checkpoint.inherited_settings import InheritedSettings, read_inherited_settings
+from tgen.checkpoint.inherited_settings import InheritedSettings
 from tgen.config.training import TrainConfig
 from tgen.corpus import Corpus, Documents, Tokens
 from tgen.corpus.parallel_tokenize import MODULE, first_message
@@ -254,7 +254,7 @@ def prepare_texts(
         begin_of_text=begin_ids[0] if begin_ids else None,
         whole_tokens=round(n_tokens * whole_bytes / train.n_bytes),
         comparable=(train, val) if val and not has_mask else None,
-        inherited=None if source is None else read_inherited_settings(source),
+        inherited=None if source is None else model_dir.inherited_settings(source),
         longest_row=int(lengths.max(initial=0)),
         longest_text=longest_text,
         n_answers=len(lengths) if all_rows else 0,

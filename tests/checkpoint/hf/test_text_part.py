@@ -9,7 +9,6 @@ import torch
 from support.transformers_models import GROUPED
 from tgen.checkpoint import export, model_dir
 from tgen.checkpoint.hf.config import from_json
-from tgen.checkpoint.inherited_settings import read_inherited_settings
 from tgen.config import EngineOptions
 from tgen.engine.open_engine import open_engine
 from tgen.errors import ModelError
@@ -64,7 +63,7 @@ def test_text_part_has_the_logits_of_transformers(kind, prefix, tokenizer, tmp_p
     export.export_transformers(
         bundle, out, stored="f32", max_shard_bytes=1 << 30, progress=lambda _: None
     )
-    inherited = json.loads(read_inherited_settings(bundle).contents["config.json"])
+    inherited = json.loads(model_dir.inherited_settings(bundle).contents["config.json"])
     for written in (inherited, json.loads((out / "config.json").read_text())):
         assert "vision_config" not in written
         assert from_json(written) == bundle.config
