@@ -48,20 +48,6 @@ def test_binary_file_is_an_error_if_named_and_skipped_elsewhere(tmp_path, monkey
         (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize("word", ["words", "Größe"])
-def test_nul_bytes_anywhere_make_a_file_binary(tmp_path, word):
-    content = f"{word}\n".encode("cp1252") * 20_000 + b"a\0b\n"
-    (tmp_path / "a.txt").write_bytes(content)
-    (tmp_path / "b.txt").write_bytes(b"b")
-    with pytest.raises(CorpusError, match=r"a\.txt is binary data with NUL bytes, not text"):
-        texts(tmp_path / "a.txt")
-    read, [note] = texts(tmp_path)
-    assert read == [b"b"]
-    assert note == f"skipped {tmp_path / 'a.txt'}: binary data with NUL bytes"
-    [read], _ = texts(tmp_path / "a.txt", read_as="text")
-    assert read.endswith(b"\na\0b\n")
-
-
 def _csv() -> bytes:
     return b"prompt,completion\n" + b"".join(b"%d,%d\n" % (i, i + 1) for i in range(9999))
 

@@ -50,7 +50,7 @@ class Encoding(NamedTuple):
     how: str = ""  # how it is known, for the user; "" for UTF-8 without byte order mark
     share: float = 0.0  # fraction of bytes that are not UTF-8, if they stay as they are
     guess: str = ""  # a codec that may be right, for these
-    may_change: bool = True  # the text may have carriage returns, byte order marks or NUL bytes
+    may_change: bool = True  # the text may have carriage returns or byte order marks
 
     @property
     def is_plain(self) -> bool:
@@ -113,7 +113,6 @@ class Changes:
     n_line_breaks: int = 0  # LF instead
     n_marks: int = 0  # byte order marks inside, as in joined files: left out
     n_replaced: int = 0  # bytes that are not in the user's encoding: U+FFFD instead
-    has_nul: bool = False
 
 
 def decode(
@@ -134,7 +133,6 @@ def decode(
         text = block
         if encoding.codec != "utf-8":
             text = decoder.decode(block, final=not block).encode("utf-8", "replace")
-        changes.has_nul = changes.has_nul or b"\0" in text
         if errors == "replace":
             changes.n_replaced += text.count(_REPLACEMENT)
         if line_breaks:
@@ -161,13 +159,13 @@ def decode(
 
 def _check_utf8(source: Source) -> Steps[tuple[int | None, int | None, bool]]:
     """Return the positions of a byte that is not UTF-8 and of one that is not ASCII, None if there
-    is none; and whether carriage returns, byte order marks or NUL bytes are before the former."""
+    is none; and whether carriage returns or byte order marks are before the former."""
     first_wide, may_change, rest = None, False, b""
     for position in range(0, source.n_bytes, _BLOCK):
         block = rest + source.read(position, _BLOCK)
         yield source.position / source.n_bytes
         start, rest = position - len(rest), b""
-        may_change = may_change or b"\r" in block or _MARK in block or b"\0" in block
+        may_change = may_change or b"\r" in block or _MARK in block
         if block.isascii():
             continue
         if first_wide is None:

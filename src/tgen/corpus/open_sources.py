@@ -397,8 +397,6 @@ class _Opener:
         except UnicodeDecodeError:  # it looked like this encoding at first
             unknown = finish(unknown_encoding(source, encoding.codec))
             return (yield from self._read_text(source, name, head, unknown))
-        if changes.has_nul and self._reading.read_as is None:
-            raise BinaryError(source.name, _NUL_BYTES)
         if encoding.is_plain and not (changes.n_line_breaks or changes.n_marks):
             text = source
         if changes.n_replaced:
