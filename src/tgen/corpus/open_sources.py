@@ -175,11 +175,11 @@ def _list_files(
         for file in _walk(Path(path)):
             if not _is_own(file, Path(path), report, own_files):
                 yield str(file), "directory"
-    elif path != "-" and not Path(path).exists() and glob.has_magic(path):
+    elif path != "-" and not Path(path).exists() and _has_wildcard(path):
         matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
         if not matches:
             raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
-        base = Path(*takewhile(lambda part: not glob.has_magic(part), Path(path).parts))
+        base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
         for match in matches:
             if not _is_own(Path(match), base, report, own_files):
                 yield match, "pattern"
@@ -193,6 +193,10 @@ def _size_of(entry: tuple[str, Origin]) -> int:
         return os.stat(entry[0]).st_size
     except (OSError, ValueError):
         return 0
+
+
+def _has_wildcard(path: str) -> bool:
+    return any(wildcard in path for wildcard in "*?[")
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 A process takes the lock before it imports torch, so this module does not import it.
 """
 
-import glob
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
@@ -34,7 +33,7 @@ def default_output(corpus: list[str]) -> Path:
 def default_name(corpus: str) -> str:
     """Return the name of a directory for results of a corpus."""
     path = Path(corpus)
-    is_pattern = glob.has_magic(corpus) and not path.exists()
+    is_pattern = any(mark in corpus for mark in "*?[") and not path.exists()
     name = "corpus" if is_pattern else (path.stem or path.resolve().name)
     return name.lstrip(".") or "corpus"
 

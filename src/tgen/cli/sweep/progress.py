@@ -103,13 +103,14 @@ def _cells_table(
     plan: SweepPlanReport, losses: Mapping[tuple[int, int], float | None] | None = None
 ) -> Table:
     """Return a table of the combinations, with the means of their `losses` by cell and seed."""
-    results = ["time per run", *["runs done"] * any(plan.n_done)]
-    results = results if losses is None else ["runs", "bits/byte"]
-    rows = table(*plan.cells[0].values, "model", *results)
+    shows_done = losses is None and any(plan.n_done)
+    results = ["runs", "bits/byte"] if losses is not None else ["time per run"]
+    rows = table(*plan.cells[0].values, "model", *results, *["runs done"] * shows_done)
     for number, cell in enumerate(plan.cells):
         model = f"{cell.family}, {cell.n_parameters / 1e6:.2f} M parameters"
         rest = [f"{cell.minutes:g} min" if cell.minutes else count(cell.steps or 0, "step")]
-        rest += [f"{plan.n_done[number]} of {len(plan.seeds)}"] * any(plan.n_done)
+        if shows_done:
+            rest.append(f"{plan.n_done[number]} of {len(plan.seeds)}")
         if losses is not None:
             ended = [loss for (one, _), loss in losses.items() if one == number]
             known = [loss for loss in ended if loss is not None]
