@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen import corpus
+from tgen import corpus, distributed
 from tgen.chat.encode import ChatFormat
 from tgen.chat.plain_template import PLAIN, plain_template
 from tgen.chat.training_rows import Row, RowEncoder, RowError, own_system_text
@@ -168,6 +168,8 @@ def tokenize_rows(
         raise CorpusError(f"{rows.describe(error.row)}: {error.message}", error.hint) from None
     progress = PhaseProgress("tokenizing", rows.n_bytes + held_out.n_bytes)
     is_large = rows.n_bytes >= _PARALLEL_BYTES
+    if on_ranks := is_large and distributed.ranks().world_size > 1:
+        call_ranks(MODULE, task.first_message(tokenizer, line), threads)
     train = yield from progress.report(
         tokenize_conversations(
             rows,
@@ -176,7 +178,7 @@ def tokenize_rows(
             tokenizer,
             folder,
             processes=n_processes(threads) if is_large else 1,
-            on_ranks=is_large and call_ranks(MODULE, task.first_message(tokenizer, line), threads),
+            on_ranks=on_ranks,
         )
     )
     val = yield from progress.report(

@@ -74,7 +74,8 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     frozen = None
     if old.adapter is not None and weights is not None:
         frozen = old.adapter.frozen_model(old.plan.model, weights)
-    record.plan.notes.extend(again.notes)
+    plan = replace(record.plan, notes=[*record.plan.notes, *again.notes])
+    record = replace(record, plan=plan)
     prepared = PreparedRun(
         record,
         tokenizer,

@@ -280,6 +280,8 @@ def tokenize_split(
     """
     progress = PhaseProgress("tokenizing", train.n_bytes + val.n_bytes)
     is_large = train.n_bytes >= _PARALLEL_BYTES
+    if on_ranks := is_large and distributed.ranks().world_size > 1:
+        call_ranks(MODULE, first_message(tokenizer), threads)
     train_tokens, train_bytes, n_replaced = yield from progress.report(
         corpus.tokenize_documents(
             train,
@@ -289,7 +291,7 @@ def tokenize_split(
             open_end=train.open_end,
             folder=folder,
             processes=n_processes(threads) if is_large else 1,
-            on_ranks=is_large and call_ranks(MODULE, first_message(tokenizer), threads),
+            on_ranks=on_ranks,
         )
     )
     val_tokens, val_bytes, n_replaced_val = yield from progress.report(
@@ -318,12 +320,10 @@ class _Task(NamedTuple):
     threads: int | None
 
 
-def call_ranks(module: str, first: Message, threads: int | None) -> bool:
+def call_ranks(module: str, first: Message, threads: int | None) -> None:
     """Let the other ranks, which must have called `broadcast_prepared`, answer the next messages
-    with this one; return whether there are any."""
-    if several := distributed.ranks().world_size > 1:
-        distributed.broadcast(_Task(module, first, threads))
-    return several
+    with this one."""
+    distributed.broadcast(_Task(module, first, threads))
 
 
 def n_processes(threads: int | None) -> int:
