@@ -8,6 +8,7 @@ Signals that were ignored from the start (nohup) stay ignored, and a second sign
 at once.
 """
 
+import os
 import random
 import shutil
 import signal
@@ -16,10 +17,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import command
 import tiny
 from command import SIGNALS, ForkedCommand
+from tgen.cli.signals import StopSignal
 from tgen.runs import saved_state
 
 STEPS = 20
@@ -167,11 +170,20 @@ def check_one_signal(folder: Path) -> list[str]:
 
 
 def check_second_signal(folder: Path) -> list[str]:
-    """Check that the second of two signals ends the process."""
-    process = train(folder, "twice", steps=100_000)
+    """Check that a second signal ends the process, once the run has noticed the first."""
+
+    def hold(stop: StopSignal) -> bool:
+        if stop.number:
+            os.write(1, b"noticed\n")
+            signal.pause()
+        return stop.number != 0
+
+    with mock.patch.object(StopSignal, "is_requested", hold):  # the forked process keeps it
+        process = train(folder, "twice", steps=100_000)
     wait_for(process, b"StepReport")
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
-        process.send_signal(number)
+    process.send_signal(signal.SIGINT)
+    wait_for(process, b"noticed")
+    process.send_signal(signal.SIGTERM)
     _, output = process.communicate()
     assert output is not None
     saved = tiny.load_newest_state(folder / "twice")

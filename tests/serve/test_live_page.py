@@ -347,15 +347,15 @@ const released = new Promise((resolve) => { window.release = resolve; });
 window.fetch = async (path, options) => {
   const answer = await original(path, options);
   if (path !== 'tgen/generate') return answer;
-  let text = '', n = 0;
+  let text = '';
   const oneByOne = new TransformStream({
     async transform(piece, controller) {
       text += piece;
       const events = text.split('\\n\\n');
       text = events.pop();
       for (const event of events) {
+        if (/"finish":\\s*"/.test(event)) await released;
         controller.enqueue(`${event}\\n\\n`);
-        if (++n === 3) await released;
       }
     },
   });
