@@ -49,8 +49,7 @@ def map_messages(
         for message in messages:
             answers: list[Message] = []
             if len(workers) < processes:
-                worker = _Worker(module, first)
-                workers.append(worker)
+                worker = _add_worker(workers, module, first)
             else:
                 worker = in_progress.popleft()
                 answers.append(worker.receive())
@@ -78,7 +77,8 @@ def _map_on_ranks(
     shares = next_round()
     try:
         while (own := distributed.scatter(shares)) is not None:
-            workers += [_Worker(module, first) for _ in own[len(workers) :]]
+            for _ in own[len(workers) :]:
+                _add_worker(workers, module, first)
             for worker, message in zip(workers, own, strict=False):
                 worker.send(message)
             yield from done  # while the workers work
@@ -91,10 +91,17 @@ def _map_on_ranks(
             worker.kill()
 
 
+def _add_worker(workers: "list[_Worker]", module: str, first: Message) -> "_Worker":
+    worker = _Worker(module)
+    workers.append(worker)  # so that it is killed if it does not take the message
+    worker.send(first)
+    return worker
+
+
 class _Worker:
     """The parent's end of a worker process."""
 
-    def __init__(self, module: str, first: Message) -> None:
+    def __init__(self, module: str) -> None:
         self._child = subprocess.Popen(
             child.command("-m", module),
             stdin=subprocess.PIPE,
@@ -103,7 +110,6 @@ class _Worker:
             env=child.environment() | {"RAYON_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is handled by this process
         )
-        self.send(first)
 
     def send(self, message: Message) -> None:
         assert self._child.stdin
