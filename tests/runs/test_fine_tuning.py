@@ -184,6 +184,14 @@ def test_short_corpus_gets_windows_shorter_than_the_models_context(tmp_path, sou
         )
 
 
+def test_row_longer_than_the_models_context_is_named_in_the_plan(tmp_path, source):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "to be " * 10, "completion": "or not to be"}))
+    plan = dry_run(fine_tune(tmp_path, source, corpus=[str(rows)]))
+    assert plan.context_length == 16
+    assert any("base model's; the longest row has 73 tokens" in one.why for one in plan.choices)
+
+
 def test_options_that_the_source_determines_are_refused(run_here, tmp_path, source):
     (tmp_path / "corpus.txt").write_bytes(TEXT)
     for option in (["--family", "gpt2"], ["--size", "tiny"], ["--tokenizer", "char"]):

@@ -64,15 +64,20 @@ class Reader(NamedTuple):
 
 
 def nested(
-    options_type: type, *, only: Collection[str] = (), panel: str | None = None, **readers: Reader
+    options_type: type,
+    *,
+    only: Collection[str] = (),
+    panel: str | None = None,
+    help_texts: Mapping[str, str] | None = None,
+    **readers: Reader,
 ) -> Any:
     """Declare a field that collects the given options of another dataclass in a dict.
 
     `only` are the names of its fields that become options, by default all; `panel` is the panel of
-    the help that lists them, by default each option's own.
+    the help that lists them, by default each option's own; `help_texts` replace the help of some.
     """
     metadata = {"nested": options_type, "readers": readers, "only": only, "panel": panel}
-    return field(default_factory=dict, metadata=metadata)
+    return field(default_factory=dict, metadata=metadata | {"help_texts": help_texts or {}})
 
 
 def engine_options(**help_texts: str) -> Any:

@@ -54,8 +54,8 @@ class EngineOptions:
     threads: int | None = threads_option(_PANEL)
     dtype: StoredAs | None = option(
         None,
-        "Data type of the weights; float16 needs CUDA, int8 and int4 (smallest, fastest, least "
-        "exact) need a CPU.",
+        "Data type of the weights; float16 needs CUDA, int8 and int4 a CPU. int4 is the smallest, "
+        "the fastest for one text, and the least exact.",
         "--dtype",
         panel=_PANEL,
         shown_default="as stored",

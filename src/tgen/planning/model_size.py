@@ -120,6 +120,8 @@ def keep_model(model: ModelConfig, *, fields: Mapping[str, Any], inputs: PlanInp
     if "context_length" not in fields and inputs.longest_row > wanted:
         wanted = min(inputs.longest_row, model.context_length)
         wanted, why = _fit_row(wanted, model, inputs)
+        if wanted == model.context_length < inputs.longest_row:
+            why = f"the base model's; the longest row has {inputs.longest_row:,} tokens"
     for name, value in fields.items():
         if name != "context_length" or value > model.context_length:
             hint = "remove it: fine-tuning keeps the model's architecture"

@@ -2,8 +2,9 @@
 
 With an input and an output table of their own, a model without blocks computes for each token a
 row of logits of rank d_model. The tables start as the best such approximation of the logarithms of
-the training text's bigram probabilities, and the blocks start at zero. So the first step already
-predicts as well as a bigram model of low rank. `corpus.count_bigrams` counts the bigrams.
+the training text's bigram probabilities, and the output projections of the blocks start at zero. So
+the first step already predicts as well as a bigram model of low rank. `corpus.count_bigrams` counts
+the bigrams.
 """
 
 from collections.abc import Mapping

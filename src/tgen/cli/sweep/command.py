@@ -45,6 +45,8 @@ _VARIED["lora"] = "config"
 _SETTINGS = {"parameters": "size", "from": "start_from"}  # names in a comparison of runs
 _NOT_OF_A_SWEEP = {"out", "from_run", "overrides", "overwrite", "parallel", "n_ranks"}
 _NOT_OF_A_SWEEP |= {"device_memory", "index", "train", "reading", "command", "began"}
+_CORPUS = "Files, directories or glob patterns: texts, documents or rows (text, prompt and "
+_CORPUS += "completion, or messages), also compressed."
 
 
 def parse_values(settings: list[str]) -> dict[str, list[str]]:
@@ -84,6 +86,7 @@ class SweepOptions:
     run: dict[str, Any] = nested(
         RunRequest,
         only=[one.name for one in fields(RunRequest) if one.name not in _NOT_OF_A_SWEEP],
+        help_texts={"corpus": _CORPUS},
         parameters=Reader(str, partial(parse_count, "--parameters")),
     )
     settings: list[str] = option(
