@@ -29,7 +29,7 @@ from tgen.generation.loop import (
 )
 from tgen.generation.ngram_drafter import NgramDrafter, NgramTable
 from tgen.generation.random_numbers import row_seed
-from tgen.generation.sequence import Request, check_request
+from tgen.generation.sequence import Request, check_request, named_tokens
 from tgen.generation.vocabulary import Vocabulary
 from tgen.lora.model_with_adapter import load as load_bundle
 from tgen.reports.generation import Token
@@ -189,11 +189,8 @@ class LoadedModel:
         """Return a checked request; raises UsageError if it cannot be fulfilled.
 
         Its tokens are described if the sampling settings ask for log-probabilities or explanations.
-        A stop string that is the name of a control token, which has no text, stops at the token.
         """
-        controls = self.tokenizer.added_tokens
-        named = {controls.get(raw(text).decode(errors="replace")) for text in sampling.stop}
-        ends |= {i for i in named if i is not None and not self.tokenizer.token_bytes(i)}
+        ends |= named_tokens(sampling.stop, self.tokenizer.control_tokens)
         request = Request(prompt, sampling, ends, bool(sampling.logprobs or sampling.explain))
         check_request(request, self.vocabulary, self.engine.context_length)
         return request

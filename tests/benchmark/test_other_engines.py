@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.benchmark.backend import EngineBackend, Workload, random_tokens
+from tgen.benchmark.backend import EngineBackend, random_tokens
 from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
 from tgen.benchmark.trials import run_trial
+from tgen.benchmark.workload import Workload
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_dir import ModelBundle
 from tgen.config import RopeScaling

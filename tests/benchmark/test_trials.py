@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.models import make_model
-from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
+from tgen.benchmark.backend import Backend, EngineBackend, random_tokens
 from tgen.benchmark.comparison import (
     check_comparable,
     compare_paired,
@@ -19,6 +19,7 @@ from tgen.benchmark.comparison import (
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.sweep import compare_backends, open_setups, sweep
 from tgen.benchmark.trials import Trial, run_trial, run_trials, throughput_report
+from tgen.benchmark.workload import Workload
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.model.attention import causal_mask

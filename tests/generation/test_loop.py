@@ -15,8 +15,8 @@ from tgen.config import SamplingConfig
 from tgen.engine.torch_engine import TorchEngine
 from tgen.errors import UsageError
 from tgen.generation.loop import generate, generate_requests, make_source
-from tgen.generation.sample import softmax
 from tgen.generation.sequence import Request, check_request, window_start
+from tgen.generation.truncation import softmax
 from tgen.generation.vocabulary import Vocabulary
 from tgen.python_api import load
 

@@ -11,8 +11,7 @@ from transformers.generation import logits_process as reference
 
 from support.chi_squared import critical_value
 from tgen.config import SAMPLERS, SamplingConfig
-from tgen.generation import logits_processors
-from tgen.generation import sample as sampler
+from tgen.generation import logits_processors, truncation
 from tgen.generation.logits_processors import LogitsProcessors
 from tgen.generation.sample import sample
 from tgen.generation.vocabulary import Vocabulary
@@ -27,7 +26,7 @@ def random_logits(seed, rows=4, size=60, spread=3.0):
 
 def ours(logits, apply):
     """Apply a sampler; return logits by token id (B, V)."""
-    ids, ranked = sampler.sort_candidates(logits, 0)
+    ids, ranked = truncation.sort_candidates(logits, 0)
     out = np.full(logits.shape, -np.inf)
     np.put_along_axis(out, ids, apply(ranked), axis=1)
     return out
@@ -43,16 +42,16 @@ def test_samplers_equal_those_of_transformers(seed):
     logits, random = random_logits(seed), np.random.default_rng(seed)
     p, k = float(random.uniform(0.05, 0.99)), int(random.integers(1, 70))
     pairs = [
-        (lambda x: sampler.top_k(x, k), reference.TopKLogitsWarper(k)),
-        (lambda x: sampler.top_p(x, p), reference.TopPLogitsWarper(p)),
-        (lambda x: sampler.min_p(x, p), reference.MinPLogitsWarper(p)),
-        (lambda x: sampler.typical_p(x, p), reference.TypicalLogitsWarper(p)),
+        (lambda x: truncation.top_k(x, k), reference.TopKLogitsWarper(k)),
+        (lambda x: truncation.top_p(x, p), reference.TopPLogitsWarper(p)),
+        (lambda x: truncation.min_p(x, p), reference.MinPLogitsWarper(p)),
+        (lambda x: truncation.typical_p(x, p), reference.TypicalLogitsWarper(p)),
     ]
     for apply, processor in pairs:
         np.testing.assert_array_equal(ours(logits, apply), theirs(logits, processor))
     t = float(random.uniform(0.1, 3))
-    result = sampler.softmax(ours(logits, lambda x: sampler.apply_temperature(x, t)))
-    expected = sampler.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
+    result = truncation.softmax(ours(logits, lambda x: truncation.apply_temperature(x, t)))
+    expected = truncation.softmax(theirs(logits, reference.TemperatureLogitsWarper(t)))
     np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
@@ -60,13 +59,13 @@ def test_samplers_equal_those_of_transformers(seed):
 def test_top_n_sigma_and_xtc_follow_their_definition(seed):
     logits = random_logits(seed).astype(np.float64).astype(np.float32)
     n, threshold = 0.3 + seed / 4, 0.02 * (seed + 1)
-    left = ours(logits, lambda x: sampler.top_n_sigma(x, n)) > -np.inf
+    left = ours(logits, lambda x: truncation.top_n_sigma(x, n)) > -np.inf
     for row, mask in zip(logits.astype(np.float64), left, strict=True):
         assert mask.tolist() == (row >= row.max() - n * row.std()).tolist()
     chosen = np.array([True, False, True, True])
-    left = ours(logits, lambda x: sampler.xtc(x, threshold, chosen)) > -np.inf
+    left = ours(logits, lambda x: truncation.xtc(x, threshold, chosen)) > -np.inf
     for row, mask, sampled in zip(logits, left, chosen, strict=True):
-        p = sampler.softmax(row[None])[0]
+        p = truncation.softmax(row[None])[0]
         probable = sorted((i for i in range(len(p)) if p[i] >= threshold), key=lambda i: -p[i])
         removed = set(probable[:-1]) if sampled else set()
         assert set(np.flatnonzero(~mask)) == removed
@@ -117,7 +116,7 @@ def probabilities_of(logits, sampling, seen):
     for name in sampling.samplers:
         if warpers.get(name):
             row = theirs(row, warpers[name])
-    return sampler.softmax(row)[0]
+    return truncation.softmax(row)[0]
 
 
 # Settings, and wrong ones whose samples the test must detect.
@@ -182,7 +181,7 @@ def test_samples_follow_the_distribution_and_not_a_wrong_one(number):
 def test_xtc_uses_its_own_random_numbers():
     sampling = SamplingConfig(**OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=9)
     sampled = sample(np.repeat(LOGITS[None], N, axis=0), sampling, **PLACES)
-    p = sampler.softmax(LOGITS[None])[0]
+    p = truncation.softmax(LOGITS[None])[0]
     probable = np.flatnonzero(p >= 0.15)
     excluded = p.copy()
     excluded[[i for i in probable if p[i] > p[probable].min()]] = 0
@@ -229,7 +228,7 @@ def test_any_settings_in_any_order_leave_a_candidate(
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 14))
 def test_k_most_likely_are_sorted_with_ties_by_id(values, k):
-    (ids,), (ranked,) = sampler.sort_candidates(np.array([values], np.float32), k)
+    (ids,), (ranked,) = truncation.sort_candidates(np.array([values], np.float32), k)
     best = sorted(range(len(values)), key=lambda i: (-values[i], i))
     assert ids.tolist() == best[: k or len(values)]
     assert ranked.tolist() == [values[i] for i in ids]
@@ -237,9 +236,9 @@ def test_k_most_likely_are_sorted_with_ties_by_id(values, k):
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=12), st.floats(0.01, 1))
 def test_top_p_keeps_the_fewest_candidates_with_mass_p(values, p):
-    _, ranked = sampler.sort_candidates(np.array([values], np.float32), 0)
-    kept = int((sampler.top_p(ranked, p) > -np.inf).sum())
-    probabilities = sampler.softmax(ranked)[0]
-    assert (sampler.top_p(ranked, p)[0, :kept] > -np.inf).all()
+    _, ranked = truncation.sort_candidates(np.array([values], np.float32), 0)
+    kept = int((truncation.top_p(ranked, p) > -np.inf).sum())
+    probabilities = truncation.softmax(ranked)[0]
+    assert (truncation.top_p(ranked, p)[0, :kept] > -np.inf).all()
     assert probabilities[: kept - 1].sum() < p + 1e-12
     assert kept == len(values) or probabilities[:kept].sum() >= p - 1e-12

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tgen.config import SamplingConfig
 from tgen.errors import ModelError, UsageError
 from tgen.generation.random_numbers import row_seed, uniforms
-from tgen.generation.sample import sample, softmax
+from tgen.generation.sample import sample
+from tgen.generation.truncation import softmax
 from tgen.reports.generation import RemovedCandidates
 
 GREEDY = SamplingConfig(temperature=0)

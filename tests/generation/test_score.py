@@ -8,8 +8,8 @@ import pytest
 from support.models import cpu_engine, make_model
 from tgen.benchmark.sweep import compare_precision
 from tgen.generation.logprobs import score_stream
-from tgen.generation.sample import softmax
 from tgen.generation.sequence import window_start
+from tgen.generation.truncation import softmax
 from tgen.python_api import load
 
 

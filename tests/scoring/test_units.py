@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tgen.scoring.totals import BlockSums, ScoreTotals, count_blocks
+from tgen.scoring.document_blocks import BlockSums, count_blocks
+from tgen.scoring.totals import ScoreTotals
 
 
 def test_blocks_partition_the_nats_whatever_the_tokens_and_the_pieces():

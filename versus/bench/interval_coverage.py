@@ -18,9 +18,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tgen.benchmark.backend import EngineBackend, Workload
+from tgen.benchmark.backend import EngineBackend
 from tgen.benchmark.comparison import compare_with_saved
 from tgen.benchmark.sweep import Setup, compare_backends, open_setups, sweep
+from tgen.benchmark.workload import Workload
 from tgen.checkpoint.model_lookup import find_model
 from versus import harness
 

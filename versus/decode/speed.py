@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
+from tgen.benchmark.backend import Backend, EngineBackend, random_tokens
 from tgen.benchmark.other_engines import OTHER_ENGINES, open_other_engine
 from tgen.benchmark.sweep import max_logit_difference
 from tgen.benchmark.trials import run_trials
+from tgen.benchmark.workload import Workload
 from tgen.checkpoint.model_dir import load
 from tgen.config import STORED_BYTES, EngineOptions
 from tgen.engine.open_engine import open_engine

@@ -20,7 +20,7 @@ import numpy as np
 from tgen.checkpoint.model_lookup import shipped_model
 from tgen.config import EngineOptions, SamplingConfig
 from tgen.generation.logprobs import predictions
-from tgen.generation.sample import softmax
+from tgen.generation.truncation import softmax
 from tgen.generation.words import split_words
 from tgen.loaded_model import LoadedModel, open_model
 from versus import harness

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tgen.benchmark.backend import Workload
+from tgen.benchmark.workload import Workload
 from tgen.config import STORED_BYTES, ModelConfig, StoredAs, output_dtype
 from tgen.reports.benchmark import PeakRates
 

@@ -30,6 +30,11 @@ def timing(seconds: Sequence[float]) -> Timing:
     return Timing(seconds=list(seconds), median=float(median), p10=float(p10), p90=float(p90))
 
 
+def spread(times: Timing) -> float:
+    """Return half the distance from the 10th to the 90th percentile, relative to the median."""
+    return (times.p90 - times.p10) / 2 / times.median
+
+
 def hodges_lehmann(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
     """Estimate the pseudomedian of the distribution of positive values.
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tgen.benchmark.backend import Backend, EngineBackend, Workload, random_tokens
+from tgen.benchmark.backend import Backend, EngineBackend, random_tokens
 from tgen.benchmark.comparison import compare_paired
 from tgen.benchmark.roofline import PassCost, measure_peak_rates, pass_cost
 from tgen.benchmark.trials import MachineProbe, Trial, run_trials, throughput_report
+from tgen.benchmark.workload import Workload
 from tgen.config import (
     DEFAULT_ENGINE,
     STORED_BYTES,

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tgen.benchmark.backend import Backend, Workload
+from tgen.benchmark.backend import Backend
 from tgen.benchmark.statistics import bootstrap, hodges_lehmann, timing, timing_warnings
+from tgen.benchmark.workload import Workload
 from tgen.reports.benchmark import ThroughputReport
 
 _TOO_FAST = "faster than the measured peak rates: another process ran while those were measured"

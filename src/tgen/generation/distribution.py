@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from tgen.config import SamplingConfig
 from tgen.generation.logits_processors import LogitsProcessors
-from tgen.generation.sample import (
+from tgen.generation.sample import not_finite
+from tgen.generation.sequence import Request, SequenceState
+from tgen.generation.truncation import (
     SortedLogits,
     enabled_samplers,
-    not_finite,
     removed_candidates,
     softmax,
     sort_candidates,
 )
-from tgen.generation.sequence import Request, SequenceState
 from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import (
     PENALTIES,

@@ -4,11 +4,12 @@ model sees; logits processing, the visible text, and its end.
 Stop strings are matched on bytes, and text that may be the start of one is withheld.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple, Self
 
-from tgen.config import SamplingConfig
+from tgen.config import SamplingConfig, raw
+from tgen.config.sampling import Text
 from tgen.engine.base import Engine, Logits
 from tgen.errors import ModelError, UsageError, is_out_of_memory
 from tgen.generation.logits_processors import LogitsProcessors
@@ -68,6 +69,12 @@ def check_request(request: Request, vocabulary: Vocabulary, context_length: int)
             f"use -n {needed} or more, and add --overflow slide",
             field="require",
         )
+
+
+def named_tokens(stops: Iterable[Text], control_tokens: Mapping[str, int]) -> frozenset[int]:
+    """Return the ids of control tokens, which have no text, whose names are stop strings."""
+    names = {raw(text).decode(errors="replace") for text in stops}
+    return frozenset(control_tokens[name] for name in names & control_tokens.keys())
 
 
 def end_of_prompt(prompt: Sequence[int], vocabulary: Vocabulary) -> bytes:

@@ -13,11 +13,6 @@ class Timing:
     p10: float
     p90: float
 
-    @property
-    def spread(self) -> float:
-        """Half the distance from the 10th to the 90th percentile, as a fraction of the median."""
-        return (self.p90 - self.p10) / 2 / self.median
-
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:

@@ -18,9 +18,10 @@ from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError, ModelError, UsageError
 from tgen.loaded_model import LoadedModel
 from tgen.reports.score import DocumentReport, Score, TokenScore, TotalReport
+from tgen.scoring.document_blocks import count_blocks
 from tgen.scoring.significance import compare
 from tgen.scoring.token_stream import ScoredTokens, Scorer
-from tgen.scoring.totals import ScoreTotals, count_blocks
+from tgen.scoring.totals import ScoreTotals
 
 _NO_TEMPLATE = 'choose a model with a chat template, or write {"text": "..."} rows'
 _OTHER = "remove the row, or choose a model with another chat template"

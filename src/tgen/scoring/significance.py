@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from tgen.reports.score import ScoreDifference
-from tgen.scoring.totals import MIN_UNITS, Floats, Units
+from tgen.scoring.document_blocks import Floats
+from tgen.scoring.totals import MIN_UNITS, Units
 
 _MAX_EXACT = 20  # differences whose 2^n signs are all tried; above, their sum is almost normal
 

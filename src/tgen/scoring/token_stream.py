@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tgen.loaded_model import LoadedModel
 from tgen.reports.score import TokenScore
-from tgen.scoring.totals import BlockSums, ScoreTotals
+from tgen.scoring.document_blocks import BlockSums
+from tgen.scoring.totals import ScoreTotals
 
 
 class ScoredTokens(NamedTuple):

@@ -4,16 +4,12 @@ from array import array
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgen.reports.score import Score, Unit
 from tgen.reports.standard_error import bits_per_byte_error
+from tgen.scoring.document_blocks import Floats
 
-Floats = NDArray[np.float64]
-
-MAX_BLOCKS = 64  # per document
 MIN_UNITS = 10  # fewer give no usable standard error
-_BYTES_PER_TOKEN = 4  # a block has at least the bytes of a context of such tokens
 
 
 class Units(NamedTuple):
@@ -28,33 +24,6 @@ class Units(NamedTuple):
         """The standard error of all units' bits per byte; None for too few."""
         enough = len(self.nats) >= MIN_UNITS
         return bits_per_byte_error(self.nats, self.n_bytes) if enough else None
-
-
-def count_blocks(n_bytes: int, context_length: int) -> int:
-    """Return the number of blocks to split a document into: none is shorter than a context."""
-    return max(1, min(MAX_BLOCKS, n_bytes // (_BYTES_PER_TOKEN * context_length)))
-
-
-class BlockSums:
-    """The negative log-likelihood of a document in `n` blocks of equal numbers of bytes.
-
-    A token across a border counts in both blocks, in proportion to its bytes, so that the blocks of
-    models with different tokens cover the same text.
-    """
-
-    def __init__(self, n: int, n_bytes: int) -> None:
-        self.nats: Floats = np.zeros(n)
-        self._borders = np.arange(1, n) * (n_bytes / n)  # between the blocks
-        self.n_bytes = 0  # of the tokens added
-
-    def add(self, nats: Floats, n_bytes: NDArray[np.int64]) -> None:
-        """Add tokens: the nats and bytes of each, both (n,)."""
-        edges = self.n_bytes + np.concatenate([[0], np.cumsum(n_bytes)])
-        sums = np.concatenate([[0], np.cumsum(nats)])
-        first, end = np.searchsorted(self._borders, [edges[0], edges[-1]], side="right")
-        cuts = np.interp(self._borders[first:end], edges, sums)
-        self.nats[first : end + 1] += np.diff([0, *cuts, sums[-1]])
-        self.n_bytes = int(edges[-1])
 
 
 class ScoreTotals:

@@ -142,16 +142,16 @@ class CallForm:
 
 
 def plan_calls(
-    request: ChatRequest, syntax: CallSyntax | None, added_tokens: Mapping[str, int]
+    request: ChatRequest, syntax: CallSyntax | None, control_tokens: Mapping[str, int]
 ) -> CallForm:
     """Return how the texts of a request with tools call them.
 
-    `syntax` is the chat template's, if it is known; `added_tokens` are the control tokens without
+    `syntax` is the chat template's, if it is known; `control_tokens` are the control tokens without
     bytes. Raises HttpError if the model does not support the choice.
     """
     choice, text_field = request.tool_choice, request.text_constraint
     text_schema = request.sampling.get("json_schema")
-    if choice.mode == "auto" and (syntax is None or _starts_late(syntax, added_tokens)):
+    if choice.mode == "auto" and (syntax is None or _starts_late(syntax, control_tokens)):
         raise bad_request(
             "tools: the model's chat template has no known syntax of tool calls, so "
             'tool_choice cannot be "auto"; use "required" or a function',
@@ -168,14 +168,16 @@ def plan_calls(
     if not called:
         raise bad_request(f"tool_choice: no tool is named {choice.name!r:.60}", "tool_choice")
     parts = (syntax.opener, syntax.middle, syntax.separator, syntax.closer)
-    controls = {name: i for name, i in added_tokens.items() if any(name in part for part in parts)}
+    controls = {
+        name: i for name, i in control_tokens.items() if any(name in part for part in parts)
+    }
     parallel = request.parallel_tool_calls
     return CallForm(called, syntax, controls, choice, parallel, text_schema, text_field)
 
 
-def _starts_late(syntax: CallSyntax, added_tokens: Mapping[str, int]) -> bool:
+def _starts_late(syntax: CallSyntax, control_tokens: Mapping[str, int]) -> bool:
     """Return whether there is a text before the control token that tells a call from a text."""
-    names, trigger = tuple(added_tokens), syntax.trigger
+    names, trigger = tuple(control_tokens), syntax.trigger
     return any(name in trigger for name in names) and not trigger.startswith(names)
 
 

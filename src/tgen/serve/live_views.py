@@ -15,7 +15,7 @@ from tgen.drawing.view_options import SLIDERS
 from tgen.engine.base import Engine, reset
 from tgen.errors import ModelError, TgenError
 from tgen.generation.distribution import logits_record
-from tgen.generation.sample import sort_candidates
+from tgen.generation.truncation import sort_candidates
 from tgen.inspection.sources import find_sources
 from tgen.loaded_model import LoadedModel
 from tgen.runs import saved_state
@@ -96,9 +96,7 @@ def model_facts(model: LoadedModel, name: str, _: dict[str, Any]) -> dict[str, A
         "engine": {field: value for field, value in options if value not in (None, "auto")},
         "chat": has_template,
         "residual_stream": not config.post_norm,
-        "controls": {
-            i: name for name, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)
-        },
+        "controls": {i: name for name, i in tokenizer.control_tokens.items()},
         "ramp": RAMP,
         "sampling": {field: getattr(defaults, field) for field in (*SLIDERS, "repetition_penalty")},
     }

@@ -90,8 +90,7 @@ def prepare(
 def find_call_form(model: LoadedModel, request: ChatRequest) -> CallForm:
     """Return how the texts of a request with tools call them; raises HttpError."""
     tokenizer, syntax = model.tokenizer, find_chat_format(model, request).call_syntax
-    controls = {n: i for n, i in tokenizer.added_tokens.items() if not tokenizer.token_bytes(i)}
-    form = plan_calls(request, syntax, controls)
+    form = plan_calls(request, syntax, tokenizer.control_tokens)
     _ = form.constraint  # cached here, in a worker thread
     return form
 

@@ -331,6 +331,11 @@ class Tokenizer:
         """The ids of all tokens, by the names that the vocabulary has for them."""
         return self.spec.vocab | self.added_tokens
 
+    @cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """The ids of the added tokens without bytes, by name."""
+        return {name: i for name, i in self.added_tokens.items() if not self.token_bytes(i)}
+
     def encode_with_special(
         self, text: str, *, continuation: bool = False
     ) -> list[tuple[int, int, int]]:

@@ -13,8 +13,8 @@ import pytest
 
 from support.command import tgen
 from tgen.benchmark import trials
-from tgen.benchmark.backend import Workload
 from tgen.benchmark.trials import Trial, throughput_report
+from tgen.benchmark.workload import Workload
 from tgen.cli.app import run
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import parse_sizes

@@ -15,7 +15,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from tgen.benchmark.backend import Backend, Workload
+from tgen.benchmark.backend import Backend
+from tgen.benchmark.workload import Workload
 from tgen.checkpoint.gguf.writer import write_gguf
 from tgen.config import GgufType, ModelConfig, StoredAs
 from tgen.engine.base import Logits

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tgen.benchmark.backend import Backend, Workload
+from tgen.benchmark.backend import Backend
+from tgen.benchmark.workload import Workload
 from tgen.config import StoredAs
 from tgen.engine.base import Logits
 from tgen.errors import UsageError

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from tgen.benchmark.statistics import spread
 from tgen.cli import console
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import write_json
@@ -165,4 +166,4 @@ def verdict_line(verdict: CacheVerdict) -> str:
 
 
 def _ms(timing: Timing) -> str:
-    return f"{timing.median * 1e3:.2f} ±{timing.spread:.0%}"
+    return f"{timing.median * 1e3:.2f} ±{spread(timing):.0%}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from tgen.benchmark.statistics import spread
 from tgen.cli import console
 from tgen.cli.bench import llama_bench
 from tgen.cli.bench.options import BenchOptions
@@ -60,10 +61,10 @@ def throughput_table(reports: Sequence[ThroughputReport]) -> Table:
     names = [">test", *shown, ">tokens/s", ">95% CI", *([">first token"] if with_first else [])]
     rows = table(*names, *([">% of peak"] if with_peak else []))
     for i, r in enumerate(reports):
-        spread = f" ±{r.seconds.spread:.0%}" if len(r.seconds.seconds) > 1 else ""
+        percent = f" ±{spread(r.seconds):.0%}" if len(r.seconds.seconds) > 1 else ""
         interval = f"{_rate(r.rate.low)} – {_rate(r.rate.high)}" if r.rate.is_finite else _TOO_FEW
         cells = [r.label, *(column[i] for column in shown.values())]
-        cells += [f"{_rate(r.median_rate)}{spread}", interval]
+        cells += [f"{_rate(r.median_rate)}{percent}", interval]
         if with_first:
             cells.append("" if r.first_token is None else f"{r.first_token.median * 1e3:.1f} ms")
         if with_peak:

@@ -19,8 +19,8 @@ from tgen.reports.benchmark import Difference, PrecisionReport, ThroughputReport
 from tgen.storage import files
 
 if TYPE_CHECKING:
-    from tgen.benchmark.backend import Workload
     from tgen.benchmark.sweep import Setup
+    from tgen.benchmark.workload import Workload
 
 _PROMPT, _GEN = 512, 128  # llama-bench's defaults
 _MAX_SAVED_BYTES = 64 << 20
@@ -98,9 +98,9 @@ def run_compare(options: BenchOptions, path: Path, max_slowdown: float | None) -
     Raises UsageError if the saved run is of another machine or model, or lacks a workload, and
     TgenError if a workload is significantly slower by more than `max_slowdown`, a fraction.
     """
-    from tgen.benchmark.backend import Workload
     from tgen.benchmark.comparison import check_comparable, compare_with_saved
     from tgen.benchmark.sweep import check_trial_count
+    from tgen.benchmark.workload import Workload
 
     saved = _read_records(path)
     if max_slowdown is not None:
@@ -195,7 +195,7 @@ def _open_setups(options: BenchOptions) -> list["Setup"]:
 
 def _choose_workloads(options: BenchOptions, setups: Sequence["Setup"]) -> list["Workload"]:
     """Return the requested workloads, or llama-bench's defaults clipped to the context."""
-    from tgen.benchmark.backend import Workload
+    from tgen.benchmark.workload import Workload
 
     context = min(setup.context_length for setup in setups)
     workloads = []

@@ -5,13 +5,14 @@ from dataclasses import fields
 from rich.table import Table
 from rich.text import Text
 
+from tgen.benchmark.statistics import spread
 from tgen.cli.bench.options import BenchOptions
 from tgen.cli.bench.output import show_last_report
 from tgen.config import EngineOptions
 from tgen.config.training import Precision, ResolvedTrainConfig
 from tgen.drawing.tables import table
 from tgen.errors import UsageError
-from tgen.reports.benchmark import EndToEndReport, TrainingStepReport
+from tgen.reports.benchmark import EndToEndReport, Timing, TrainingStepReport
 from tgen.reports.number_format import MIB
 
 _BAR_WIDTH = 40  # columns for the total
@@ -44,16 +45,19 @@ def run_end_to_end(options: BenchOptions) -> None:
     show_last_report(options, "tgen.bench.end_to_end/3", reports, phase_table)
 
 
+def _ms(timing: Timing) -> str:
+    ms = timing.median * 1e3
+    return f"{ms:,.1f} ±{spread(timing) * ms:,.1f}"
+
+
 def phase_table(report: EndToEndReport) -> list[Table | Text]:
     """Return one row per phase, with a bar for its share of the total."""
     rows = table("phase", ">ms", ">% of total", "")
     total = report.total.median
     for name, phase in report.phases.items():
         bar = "█" * round(phase.median / total * _BAR_WIDTH)
-        ms = f"{phase.median * 1e3:,.1f} ±{(phase.p90 - phase.p10) / 2 * 1e3:,.1f}"
-        rows.add_row(name, ms, f"{phase.median / total:.0%}", bar)
-    spread = (report.total.p90 - report.total.p10) / 2
-    rows.add_row("total", f"{total * 1e3:,.1f} ±{spread * 1e3:,.1f}", "", "", style="bold")
+        rows.add_row(name, _ms(phase), f"{phase.median / total:.0%}", bar)
+    rows.add_row("total", _ms(report.total), "", "", style="bold")
     caption = (
         f"prompt tokens: {report.n_prompt}, generated: {report.n_gen}, "
         f"{report.tokens_per_second:,.0f} tokens/s overall; medians over processes: "
@@ -99,7 +103,7 @@ def training_table(report: TrainingStepReport) -> list[Table | Text]:
     step = report.seconds
     rows = table("training step", ">")
     rows.add_row("tokens", f"{report.tokens_per_step:,}")
-    rows.add_row("time", f"{step.median * 1e3:,.1f} ms ±{step.spread:.0%}")
+    rows.add_row("time", f"{step.median * 1e3:,.1f} ms ±{spread(step):.0%}")
     rows.add_row("tokens/s", f"{report.tokens_per_second:,.0f}")
     rows.add_row("compute per token", f"{report.flops_per_token / 1e6:,.1f} MFLOP")
     rows.add_row("compute rate", f"{report.flops_per_second / 1e9:,.1f} GFLOP/s")

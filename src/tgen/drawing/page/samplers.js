@@ -1,4 +1,4 @@
-/* The samplers' arithmetic, as in tgen/generation/sample.py: functions of the next token's logits
+/* The samplers' arithmetic, as in tgen/generation/truncation.py: functions of the next token's logits
    alone. The page of `tgen inspect --html` contains this file without its `export` words. */
 
 export const DEFAULT_SAMPLERS = ['top_k', 'top_p', 'min_p', 'temperature'];
