@@ -22,7 +22,14 @@ from tgen.serve.preparation import prepare
 from tgen.serve.text_request import ChatRequest
 
 USER = [{"role": "user", "content": "What is <|im_end|> a king?"}]
-OPTIONS = {"seed": 3, "num_predict": 30, "temperature": 0.7, "repeat_penalty": 1.2, "num_ctx": 64}
+OPTIONS = {
+    "embedding_only": False,
+    "seed": 3,
+    "num_predict": 30,
+    "temperature": 0.7,
+    "repeat_penalty": 1.2,
+    "num_ctx": 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +112,27 @@ def test_format_constrains_the_text(served: ServerProcess, form: Any) -> None:
     assert last["done"]
 
 
-def test_generate_without_a_prompt_only_loads_the_model(served: ServerProcess) -> None:
-    for body in ({}, {"prompt": "", "keep_alive": 0, "raw": True, "options": OPTIONS}):
-        (line,) = lines(served, "/api/generate", body)
-        assert (line["response"], line["done"], line["done_reason"]) == ("", True, "load")
-        whole = served.post("/api/generate", body | {"model": served.model, "stream": False})
-        assert whole.json().keys() == line.keys()
+EMPTY_ANSWER = {"response": ""}
+EMPTY_MESSAGE = {"message": {"role": "assistant", "content": ""}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "empty"),
+    [
+        ("/api/generate", {}, EMPTY_ANSWER),
+        ("/api/generate", {"prompt": "", "keep_alive": 0, "raw": True}, EMPTY_ANSWER),
+        ("/api/chat", {}, EMPTY_MESSAGE),
+        ("/api/chat", {"messages": [], "truncate": True, "shift": True}, EMPTY_MESSAGE),
+    ],
+)
+def test_request_without_a_prompt_only_loads_the_model(
+    served: ServerProcess, path: str, body: dict[str, Any], empty: dict[str, Any]
+) -> None:
+    body = body | {"options": OPTIONS}
+    (line,) = lines(served, path, body)
+    assert line | {"done": True, "done_reason": "load"} | empty == line
+    whole = served.post(path, body | {"model": served.model, "stream": False})
+    assert whole.json().keys() == line.keys()
 
 
 def test_models_and_version(served: ServerProcess) -> None:
@@ -123,6 +145,9 @@ def test_models_and_version(served: ServerProcess) -> None:
     assert shown["capabilities"] == ["completion"]
     (loaded,) = served.http.get("/api/ps").json()["models"]
     assert loaded["name"] == loaded["model"] == model["name"]
+    assert loaded["digest"] == model["digest"]
+    assert len(model["digest"]) == 64
+    assert loaded["context_length"] == 2048
     assert loaded["size"] > 0
     assert loaded["details"] == shown["details"]
     assert datetime.fromisoformat(loaded["expires_at"]).year > 2100
@@ -147,7 +172,6 @@ def test_models_and_version(served: ServerProcess) -> None:
         ("chat", "format", "xml", "a JSON schema"),
         ("chat", "think", True, "think is not supported"),
         ("chat", "messages", [{"role": "user", "images": ["x"]}], "messages[0].images"),
-        ("chat", "messages", [], "messages"),
         ("chat", "model", "other", "'other' does not exist"),
         ("chat", "prompt", "x", "prompt is not supported"),
         ("generate", "suffix", "x", "suffix is not supported"),

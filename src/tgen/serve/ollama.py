@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -25,7 +26,7 @@ _UNSUPPORTED = ("suffix", "images", "template", "context", "think", "logprobs", 
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
-    *("use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all"),
+    *("use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all", "embedding_only"),
 }
 # Fields of OpenAI's API that are beside Ollama's options, or have other names.
 _NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
@@ -48,6 +49,8 @@ class _Body(JsonObject, extra="forbid"):
     format: Any = None
     options: dict[str, Any] | None = None
     keep_alive: Any = None  # memory decides which models stay
+    truncate: bool | None = None  # a prompt beyond the context is an error
+    shift: bool | None = None  # the context ends a text
 
 
 class _GenerateBody(_Body):
@@ -57,7 +60,7 @@ class _GenerateBody(_Body):
 
 
 class _ChatBody(_Body):
-    messages: Annotated[Objects, Field(min_length=1)]
+    messages: Objects = Field(default_factory=list)  # without any, the model is only loaded
     tools: Objects | None = None
     tool_choice: Any = None  # of OpenAI's API; clients of both send it
 
@@ -77,9 +80,7 @@ def read_generate(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     values, names = _shared_fields(request)
     form = OllamaForm(request.model, chat=False, loads=not request.prompt)
     if not request.prompt:
-        values["prompt"] = [0]
-        load = to_request(values, CompletionRequest, model, names)
-        return load.model_copy(update={"max_tokens": 0, "require": []}), form
+        return _to_load(values, model, names), form
     if request.raw:
         values["prompt"] = request.prompt
         return to_request(values, CompletionRequest, model, names), form
@@ -93,12 +94,21 @@ def read_chat(body: bytes, model: str) -> tuple[TextRequest, "OllamaForm"]:
     """Return the request of a body of /api/chat, and the form of its answer; raises HttpError."""
     request = validate(_ChatBody, _load(body))
     values, names = _shared_fields(request)
+    form = OllamaForm(request.model, chat=True, loads=not request.messages)
+    if not request.messages:
+        return _to_load(values, model, names), form
     values["messages"] = _to_messages(request.messages)
     if request.tools:
         values["tools"] = request.tools
     if request.tool_choice is not None:
         values["tool_choice"] = request.tool_choice
-    return to_request(values, ChatRequest, model, names), OllamaForm(request.model, chat=True)
+    return to_request(values, ChatRequest, model, names), form
+
+
+def _to_load(values: Mapping[str, Any], model: str, names: Mapping[str, str]) -> TextRequest:
+    """Return a request that generates nothing, so that the model is only loaded."""
+    load = to_request({**values, "prompt": [0]}, CompletionRequest, model, names)
+    return load.model_copy(update={"max_tokens": 0, "require": []})
 
 
 def _load(body: bytes) -> dict[str, Any]:
@@ -246,13 +256,8 @@ def list_models(sizes: Mapping[str, int], created: float) -> dict[str, Any]:
     `created` is the start of the server in Unix time.
     """
     date = datetime.fromtimestamp(created, UTC).isoformat()
-    facts = {"modified_at": date, "digest": "", "details": _details("", "")}
-    return {
-        "models": [
-            {"name": name + TAG, "model": name + TAG, "size": size, **facts}
-            for name, size in sizes.items()
-        ]
-    }
+    facts = {"modified_at": date, "details": _details("", "")}
+    return {"models": [{**_identity(name), "size": size, **facts} for name, size in sizes.items()]}
 
 
 def list_loaded(models: Mapping[str, LoadedModel]) -> dict[str, Any]:
@@ -260,16 +265,22 @@ def list_loaded(models: Mapping[str, LoadedModel]) -> dict[str, Any]:
     return {
         "models": [
             {
-                "name": name + TAG,
-                "model": name + TAG,
+                **_identity(name),
                 "size": model.engine.weight_bytes,
-                "digest": "",
+                "context_length": model.engine.context_length,
                 "details": _details(model.bundle.config.family, model.engine.dtype),
                 "expires_at": _NEVER,
             }
             for name, model in models.items()
         ]
     }
+
+
+def _identity(name: str) -> dict[str, str]:
+    """Return a model's names and digest; as the name identifies it on this server, the digest is
+    that of the name."""
+    full = name + TAG
+    return {"name": full, "model": full, "digest": sha256(full.encode()).hexdigest()}
 
 
 def show(model: LoadedModel, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
