@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tgen.checkpoint.model_dir import describe, digest
 from tgen.checkpoint.model_files import adapter_files, model_files
+from tgen.engine.cpu import target
 from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.engine_thread import EngineThread
@@ -304,5 +305,6 @@ def warm_up(model: LoadedModel) -> str:
     with suppress(ModelError):  # without a template, only chats are errors
         _ = model.chat_format
     engine = model.engine
-    facts = (digest(model.bundle), __version__, engine.name, engine.dtype, engine.cache_dtype)
+    computed = engine.name, engine.dtype, engine.cache_dtype, target.description()
+    facts = digest(model.bundle), __version__, *computed
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
