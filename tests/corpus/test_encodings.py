@@ -98,6 +98,27 @@ def test_encoding_of_the_user_is_for_texts_that_are_not_utf8(tmp_path):
             Reading(encoding=name)
 
 
+@pytest.mark.parametrize("name", ["utf-16", "U16", "utf-32"])
+@pytest.mark.parametrize("text", [GERMAN, RUSSIAN, JAPANESE], ids=["de", "ru", "ja"])
+def test_byte_order_is_found_if_the_user_does_not_name_it(tmp_path, text, name):
+    for order in ("le", "be"):
+        codec = f"utf-{name[-2:]}-{order}"
+        content, notes = read(tmp_path / "text", text.encode(codec), encoding=name)
+        assert (content.decode(), notes) == (text, [f"1 text, {codec}, as --encoding says"])
+    plain, notes = read(tmp_path / "text", b"plain ASCII", encoding=name)
+    assert (plain, notes) == (b"plain ASCII", [f"1 text, utf-8, although --encoding is {name}"])
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-32"])
+def test_bytes_that_a_marked_encoding_lacks_are_replaced_and_counted(tmp_path, codec):
+    content, notes = read(tmp_path / "text", GERMAN.encode(codec) + b"\n")
+    assert content.decode() == GERMAN + "\ufffd"
+    assert any("1 character of" in note for note in notes)
+    damaged = GERMAN.encode(codec) + b"\xff\xdf" * 99 + b"\n"
+    with pytest.raises(CorpusError, match="cannot be read as utf-"):
+        read(tmp_path / "text", damaged)
+
+
 def test_line_breaks_become_lf(tmp_path):
     for content in (b"one\r\ntwo\r\n\r\nthree \r four\r\n", b"one\rtwo\r\rthree\r"):
         text, [note] = read(tmp_path / "a", content)

@@ -37,7 +37,8 @@ _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
 _ASCII = re.compile(rb"[\0-\x7f]*")
 _REPLACEMENT = "\ufffd".encode()
 _MARK, _BEGUN_MARK = codecs.BOM_UTF8, re.compile(rb"\xef\xbb?\Z")
-_GIVEN = "as --encoding says"
+_WIDE = ("utf-16", "utf-32")
+_GIVEN, _MARKED = "as --encoding says", "by its byte order mark"
 _MIN_WORDS = 18  # a few repeated words fit into several encodings
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
 
@@ -64,16 +65,18 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     head = source.read(0, _HEAD)
     marked, n_mark = byte_order_mark(head)
     if marked:
-        return Encoding(marked, n_mark, "by its byte order mark")
+        return Encoding(marked, n_mark, _MARKED)
     check = as_part(_check_utf8(source), 0.0, 0.5)
     first_bad, first_wide, may_change = yield from check
     plain = Encoding(may_change=may_change)
     if given is not None and codecs.lookup(given).name in ("utf-8", "utf-8-sig"):
         return plain if first_bad is None else (yield from unknown_encoding(source, ""))
     if given is not None:
-        if first_bad is None and first_wide is not None:
+        codec = _with_byte_order(codecs.lookup(given).name, head)
+        is_ascii = codec.startswith(_WIDE) and b"\0" not in head
+        if first_bad is None and (first_wide is not None or is_ascii):
             return plain._replace(how=f"although --encoding is {given}")
-        return Encoding(codecs.lookup(given).name, 0, _GIVEN)
+        return Encoding(codec, 0, _GIVEN)
     wide = "" if first_bad is None else _detect_japanese(head)
     if not wide and b"\0" in head:
         wide = _detect_wide(head)
@@ -112,7 +115,7 @@ class Changes:
 
     n_line_breaks: int = 0  # LF instead
     n_marks: int = 0  # byte order marks inside, as in joined files: left out
-    n_replaced: int = 0  # bytes that are not in the user's encoding: U+FFFD instead
+    n_replaced: int = 0  # bytes that are not in a certain encoding: U+FFFD instead
 
 
 def decode(
@@ -121,10 +124,11 @@ def decode(
     """Yield a text as UTF-8 without byte order mark and, with `line_breaks`, without those inside
     and with LF.
 
-    A CR is a line break before LF, and in a text whose first block has no LF. Characters that the
-    user's encoding lacks become U+FFFD; raises UnicodeDecodeError for other encodings.
+    A CR is a line break before LF, and in a text whose first block has no LF. Characters that an
+    encoding lacks become U+FFFD if the user or a byte order mark names it; raises
+    UnicodeDecodeError for other encodings.
     """
-    errors = "replace" if encoding.how == _GIVEN else "strict"
+    errors = "replace" if encoding.how in (_GIVEN, _MARKED) else "strict"
     decoder = codecs.getincrementaldecoder(encoding.codec)(errors)
     position, is_old_mac, pending = encoding.start, None, b""
     while True:
@@ -222,7 +226,15 @@ def _detect_wide(head: bytes) -> str:
     n_high = head[::2].count(0), head[1::2].count(0)  # zeros at even and odd positions
     if codec.startswith("utf-16") and max(n_high) > 4 * min(n_high):
         codec = "utf-16-be" if n_high[0] > n_high[1] else "utf-16-le"
-    return codec if codec.startswith(("utf-16", "utf-32")) and _fits(head, codec) else ""
+    return codec if codec.startswith(_WIDE) and _fits(head, codec) else ""
+
+
+def _with_byte_order(codec: str, head: bytes) -> str:
+    """Return a codec that needs no byte order mark: by the form, else little-endian."""
+    if codec not in _WIDE:
+        return codec
+    found = _detect_wide(head) or _detect_japanese(head)
+    return found if found.startswith(codec) else f"{codec}-le"
 
 
 def _fits(sample: bytes, codec: str) -> bool:
@@ -237,7 +249,7 @@ def _fits(sample: bytes, codec: str) -> bool:
 def _is_sure(sample: bytes, codec: str) -> bool:
     """Return whether a sample is long enough, with enough different words that are not ASCII, and
     its parts, every nth line, look alike."""
-    if codec.startswith(("utf-16", "utf-32")):
+    if codec.startswith(_WIDE):
         return True
     text = sample.decode(codec, "replace")
     in_runs = sum(map(len, _LATIN_RUN.findall(text)))  # as of Hebrew taken for Latin

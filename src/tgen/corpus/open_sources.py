@@ -404,7 +404,7 @@ class _Opener:
         if encoding.is_plain and not (changes.n_line_breaks or changes.n_marks):
             text = source
         if changes.n_replaced:
-            self._check_replaced(source, changes.n_replaced, encoding.codec)
+            self._check_replaced(source, changes.n_replaced, encoding)
         self._count_encoding(source, encoding)
         self._report.n_line_breaks += changes.n_line_breaks > 0
         self._report.n_marked += changes.n_marks > 0
@@ -425,11 +425,12 @@ class _Opener:
                 'rows, {"text": "..."} or {"prompt": "...", "completion": "..."}'
             )
 
-    def _check_replaced(self, source: Source, n: int, codec: str) -> None:
-        """Note bytes that the user's encoding lacks; raise CorpusError for too many."""
-        problem = f"{count(n, 'character')} of {source.name} cannot be read as {codec}"
+    def _check_replaced(self, source: Source, n: int, encoding: Encoding) -> None:
+        """Note bytes that an encoding lacks; raise CorpusError for too many."""
+        problem = f"{count(n, 'character')} of {source.name} cannot be read as {encoding.codec}"
         if n > source.n_bytes * _MAX_REPLACED:
-            raise CorpusError(problem, "pass another --encoding")
+            hint = "save it as UTF-8" if encoding.start else "pass another --encoding"
+            raise CorpusError(problem, hint)
         self._report.other.append(f"{problem} and became U+FFFD")
 
     def _find_encoding(self, source: Source) -> Steps[Encoding]:
