@@ -336,6 +336,21 @@ def test_chats_have_one_line_per_message(read):
     assert read("c.json", documents.DISCORD) == ("A: hi\nb: yo", {"notice": 1, "attachment": 1})
 
 
+def test_what_people_wrote_into_a_whatsapp_chat_stays(read):
+    android = "12/31/23, 11:59 PM - "
+    chat = f"{android}Ann: IMG-1.jpg (file attached)\na caption\n\nwith lines\n"
+    chat += f"{android}Bob: <Media omitted>\n{android}Bob: You deleted this message\nx\n"
+    chat += f"{android}Cy: <Media omitted>\n"
+    expected = "Ann: a caption\n\nwith lines", {"attachment": 3, "notice": 1}
+    assert read("a.txt", chat) == expected
+    stamp = "[01/01/24, 12:00:00 AM] "
+    chat = f"{stamp}Ann: see \u200e<attached: 1.jpg>\n{stamp}Bob: a \u200eשלום\u200e b\n"
+    chat += f"{stamp}Bob: ok \u200e<This message was edited>\n"
+    chat += f"{stamp}Bob: \u200eThis message was deleted.\n"
+    expected = "Ann: see\nBob: a שלום b\nBob: ok", {"attachment": 1}
+    assert read("_chat.txt", chat) == expected
+
+
 @pytest.mark.parametrize(
     "stamp",
     [

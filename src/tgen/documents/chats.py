@@ -16,7 +16,10 @@ from tgen.errors import CorpusError
 
 _ATTACHMENT = re.compile(r"<[^<>\n]+>|[\w .-]+\.\w{2,4} \([^()\n]+\)")  # "<Media omitted>"
 _MARKS = re.compile("[\u200e\u200f\u202a\u202c]")  # of direction, in front of names and numbers
+# WhatsApp's own words in an iPhone's export: whole messages, or attachments after a caption.
+_OWN_WORDS = re.compile("^\u200e.*|\u200e<[^<>\n]+>$")
 _EDITED = " <This message was edited>"
+_DELETED = {"This message was deleted", "You deleted this message"}
 _MAX_NAME = 60  # characters; a notice may have a colon, too
 _DISCORD_MESSAGES = {"Default", "Reply"}
 
@@ -24,22 +27,24 @@ _DISCORD_MESSAGES = {"Default", "Reply"}
 def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
     """Yield the chat: `name: message`. Notices, pictures and files are left out."""
     lines: list[str] = []
-    is_open = False  # the message before may go on
+    begin = None  # of the next line if the message before goes on; None: it does not
     for line in text.split("\n"):
         stamp = re.match(WHATSAPP_STAMP, line)
         if not stamp:
-            if is_open:
-                lines.append(line)
+            if begin is not None and (line or not begin):
+                lines.append(begin + line)
+                begin = ""
             continue
         name, colon, message = line[stamp.end() :].partition(": ")
-        # WhatsApp's own words begin with a mark of direction, see `_MARKS`, or are in <>.
-        message, _, note = message.partition("\u200e")
-        is_open = bool(len(name) <= _MAX_NAME and colon and message.strip())
-        is_open = is_open and not _ATTACHMENT.fullmatch(message.strip())
-        if is_open:
-            lines.append(f"{_MARKS.sub('', name).strip()}: {message}".rstrip())
+        name = f"{_MARKS.sub('', name).strip()}: "
+        typed = _OWN_WORDS.sub("", message).replace("\u200e", "").rstrip()
+        is_notice = len(name) > _MAX_NAME + 2 or not colon or typed.rstrip(".") in _DELETED
+        is_attachment = not typed or _ATTACHMENT.fullmatch(typed.strip())
+        begin = None if is_notice else name if is_attachment else ""  # before a caption
+        if is_notice or is_attachment:
+            left_out["attachment" if message and not is_notice else "notice"] += 1
         else:
-            left_out["attachment" if colon and (message or note) else "notice"] += 1
+            lines.append(name + typed)
     yield "\n".join(lines).replace(_EDITED, "").strip()
 
 
