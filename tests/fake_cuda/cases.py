@@ -96,7 +96,7 @@ def run(
     device.waits.clear()
     losses, expected = losses_of(config, state), cpu_losses(family, with_adapter)
     device.waits["copy to the CPU in loop.train"] -= 2  # the losses, one per report
-    problems = waits_outside(device, "evaluation._window_losses", "loss.loss_and_derivatives")
+    problems = waits_outside(device, "evaluation.window_losses", "loss.loss_and_derivatives")
     if not np.allclose(losses, expected, rtol=0, atol=1e-4 if precision == "float32" else 0.2):
         problems.append(f"losses {losses} instead of {expected}")
     problems += left_on_cpu(state)

@@ -19,9 +19,10 @@ from tgen.inspection.attention import (
 from tgen.inspection.hooks import token_batch
 from tgen.inspection.inspector import Inspector
 from tgen.inspection.logit_attribution import attribute_logit
+from tgen.inspection.logit_lens import logit_lens
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.position_encoding import position_encoding
-from tgen.inspection.predictions import logit_lens, score_text, top_predictions
+from tgen.inspection.predictions import score_text, top_predictions
 from tgen.machine import memory
 from tgen.model.transformer import Transformer
 

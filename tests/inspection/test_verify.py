@@ -7,7 +7,7 @@ import torch
 
 from support.models import ALL_FAMILIES, make_model
 from tgen.inspection import logit_attribution as attribution_module
-from tgen.inspection import predictions as lens_module
+from tgen.inspection import logit_lens as lens_module
 from tgen.inspection.attention import AttentionRecorder
 from tgen.inspection.hooks import record_residuals
 from tgen.inspection.verify import verify

@@ -111,7 +111,7 @@ def _scorer(options: CompareOptions) -> "Score":
     """Return a function that scores the models of runs on the text."""
     from tgen.cli.model_loading import load_model
     from tgen.cli.score import read_texts
-    from tgen.experiments.text_scores import score_runs
+    from tgen.experiments.run_scores import score_runs
 
     corpus = read_texts(options.text, Reading())
     open_model = partial(load_model, options=options.engine)

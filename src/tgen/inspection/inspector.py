@@ -27,10 +27,11 @@ from tgen.inspection.attention import (
 from tgen.inspection.heads import measure_heads
 from tgen.inspection.hooks import iterate_logits, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
+from tgen.inspection.logit_lens import logit_lens
 from tgen.inspection.model_summary import summarize
 from tgen.inspection.patching import patch_activations
 from tgen.inspection.position_encoding import position_encoding
-from tgen.inspection.predictions import logit_lens, score_text, top_predictions
+from tgen.inspection.predictions import score_text, top_predictions
 from tgen.inspection.verify import basic_checks, verify
 from tgen.machine.device import choose_device, set_threads
 from tgen.machine.memory import check_ram

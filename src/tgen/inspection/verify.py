@@ -10,7 +10,7 @@ from tgen.config import ModelConfig
 from tgen.inspection.attention import AttentionRecorder, larger_error
 from tgen.inspection.hooks import hook_part, hooks_removed, iterate_logits, token_batch
 from tgen.inspection.logit_attribution import attribute_logit
-from tgen.inspection.predictions import logit_lens
+from tgen.inspection.logit_lens import logit_lens
 from tgen.model.transformer import Transformer
 from tgen.reports.inspection import Check
 from tgen.tokenizer import Tokenizer

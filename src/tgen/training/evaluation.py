@@ -1,5 +1,4 @@
-"""Evaluation: the loss on held-out text, with its standard error, and the answers that greedy
-decoding reproduces."""
+"""Evaluation: the loss on held-out text, with its standard error."""
 
 import math
 import statistics
@@ -51,8 +50,8 @@ def evaluate(
     If there are more than `max_tokens`, only windows spread evenly over the text are predicted.
     """
     bytes_per_token = batches.val_bytes / batches.val.n_targets
-    windows = _shard_windows(batches.val_windows(max_tokens))
-    local = _window_losses(loss_module, windows, logit_scale)
+    windows = shard_windows(batches.val_windows(max_tokens))
+    local = window_losses(loss_module, windows, logit_scale)
     rounds = zip_longest(*distributed.all_gather(local), fillvalue=[])
     losses = [group for groups in rounds for group in groups]
     return _summarize(losses, bytes_per_token, logit_scale)
@@ -63,7 +62,7 @@ def evaluate_alone(
 ) -> Evaluation:
     """Predict each held-out target token once, by default all of them, on this rank."""
     windows = ((group, True) for group in batches.val_windows(max_tokens))
-    losses = _window_losses(LossModule(model), windows)
+    losses = window_losses(LossModule(model), windows)
     return _summarize(losses, batches.val_bytes / batches.val.n_targets)
 
 
@@ -105,32 +104,11 @@ def _summarize(
 def evaluate_train(model: Transformer, batches: Batches, *, max_tokens: int) -> float:
     """Return the loss on training text, nats per token; for a single rank."""
     windows = ((group, True) for group in batches.train_windows(max_tokens))
-    losses = np.concatenate([np.zeros((0, 5)), *_window_losses(LossModule(model), windows)])
+    losses = np.concatenate([np.zeros((0, 5)), *window_losses(LossModule(model), windows)])
     return float(losses[:, 0].sum() / max(1.0, losses[:, -1].sum()))
 
 
-def count_exact(loss_module: LossModule, rows: Batches, *, max_tokens: int) -> tuple[int, int]:
-    """Return how many of the training rows, one per window, greedy decoding reproduces, and how
-    many were evaluated; ranks share them.
-
-    After `max_tokens`, the first batch with a wrong row is the last that is evaluated.
-    """
-    n_exact = n_rows = n_tokens = 0
-    windows = _shard_windows(rows.train_windows(sys.maxsize))
-    while groups := list(islice(windows, 1)):
-        local = _window_losses(loss_module, groups)
-        losses = [
-            loss for part in distributed.all_gather(local) for group in part for loss in group
-        ]
-        n_exact += sum(misses == 0 for *_, misses, _ in losses)
-        n_rows += len(losses)
-        n_tokens += sum(n for *_, n in losses)
-        if n_tokens >= max_tokens and n_exact < n_rows:
-            break
-    return n_exact, n_rows
-
-
-def _shard_windows(windows: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+def shard_windows(windows: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Yield every W-th group for each of W ranks, and whether it counts.
 
     All ranks get equally many, since ranks that share a model compute at the same time.
@@ -141,7 +119,7 @@ def _shard_windows(windows: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 
 @torch.no_grad()
-def _window_losses(
+def window_losses(
     loss_module: LossModule, groups: Iterable[tuple[Batch, bool]], logit_scale: float = 1.0
 ) -> list[list[WindowLoss]]:
     """Return the losses of each window, for groups that count."""

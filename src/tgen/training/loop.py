@@ -19,7 +19,8 @@ from tgen.model.precision import product_precision
 from tgen.model.transformer import Transformer
 from tgen.reports.training import AnswersReport, DoneReport, EvalReport, StepReport
 from tgen.training.early_stopping import has_learned, record_answers, record_evaluation
-from tgen.training.evaluation import Batches, count_exact, evaluate
+from tgen.training.evaluation import Batches, evaluate
+from tgen.training.exact_answers import count_exact
 from tgen.training.loss import count_targets, split, to_device
 from tgen.training.schedule import (
     end_in_time,
