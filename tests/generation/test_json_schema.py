@@ -206,6 +206,9 @@ def test_known_formats_are_those_that_llguidance_checks(accepts):
 def test_unknown_formats_and_schemas_without_keywords_give_notes():
     schema = {"properties": {"a": {"type": "string", "format": "path"}}}
     assert translate(schema).notes == ['properties.a.format: "path" is not checked']
+    content = {"contentEncoding": "base64", "contentSchema": {"type": "string"}}
+    expected = ['contentEncoding: "base64"', 'contentSchema: {"type": "string"}']
+    assert translate(content).notes == [f"{one} is not checked" for one in expected]
     assert "name" in translate({"name": "string"}).notes[0]
     assert not translate({"description": "anything"}).notes
 

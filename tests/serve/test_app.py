@@ -244,6 +244,7 @@ def test_parameters_of_other_servers_reach_the_text(
     for given in (
         {"structured_outputs": {"regex": "[ab]{4}"}},
         {"guided_choice": ["abba"]},
+        {"guided_choice": ["abba"], "structured_outputs": {"choice": ["abba"]}},
         {"grammar": "root ::= [ab] [ab] [ab] [ab]"},
         {"json_schema": {"enum": [True]}},
     ):

@@ -43,7 +43,7 @@ def test_template_is_applied_and_shown(served: ServerProcess, loaded: LoadedMode
     ("path", "body", "words"),
     [
         ("/tokenize", {"content": 5}, "content: invalid value 5"),
-        ("/tokenize", {"content": "x", "parse_special": True}, "parse_special"),
+        ("/tokenize", {"content": "x", "parse_special": True}, "true, expected false"),
         ("/tokenize", {"content": "\ud800"}, "surrogates"),
         ("/detokenize", {"tokens": [10**9]}, "tokens: invalid token id"),
         ("/detokenize", {"tokens": ["x"]}, "a list of token ids"),

@@ -52,6 +52,11 @@ MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         "structured_outputs: there is a constraint already (got structured_outputs)",
     ),
+    (
+        CompletionRequest,
+        {"guided_grammar": "a", "structured_outputs": {"grammar": "b"}},
+        "guided_grammar: there is a constraint already (got structured_outputs)",
+    ),
     (CompletionRequest, {"structured_outputs": {}}, "structured_outputs: no constraint, expected"),
     (
         CompletionRequest,

@@ -31,11 +31,12 @@ PLAIN = frozenset(  # that llguidance has
         *("properties", "patternProperties", *COUNTS, *_LISTS, *_NUMBERS, "$ref"),
     )
 )
+_UNCHECKED = ("contentEncoding", "contentMediaType", "contentSchema")
 _ANNOTATIONS = frozenset(
     (
         *("$schema", "$id", "id", "$comment", "$defs", "definitions", "title", "description"),
         *("default", "examples", "$dynamicRef", "$recursiveRef", "additionalItems"),
-        *("unevaluatedProperties", "unevaluatedItems"),
+        *("unevaluatedProperties", "unevaluatedItems", *_UNCHECKED),
     )
 )
 LIST_VALUES = "list the allowed values instead, for example in an enum"
@@ -100,7 +101,7 @@ def simplify(schema: Any, path: str, resolve: Resolver) -> tuple[dict[str, Any],
     notes = []
     for key, given in schema.items():
         value = _check(key, given, path)
-        if key == "format" and value not in FORMATS:
+        if key in _UNCHECKED or (key == "format" and value not in FORMATS):
             notes.append(f"{join(path, key)}: {json.dumps(value)[:40]} is not checked")
         elif key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
             other = "minimum" if key == "exclusiveMinimum" else "maximum"

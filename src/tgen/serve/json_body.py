@@ -106,7 +106,7 @@ def describe_error(error: ValidationError, at: str = "") -> HttpError:
         state = "missing" if kind == "missing" else "not supported"
         return bad_request(f"{path} is {state}", path)
     expected = _EXPECTED.get(kind, first["msg"]).format(**first.get("ctx", {}))
-    expected = expected.removesuffix(".0")  # limits of floats
+    expected = {"False": "false"}.get(expected, expected).removesuffix(".0")  # limits of floats
     value = json.dumps(first["input"])[:60]
     return bad_request(f"{path}: invalid value {value}, expected {expected}", path)
 

@@ -177,7 +177,10 @@ class SamplingFields(JsonObject):
 
     @property
     def _constraints(self) -> list[tuple[str, str, Any]]:
-        """The given constraints: the request's field, SamplingConfig's option, and its value."""
+        """The given constraints: the request's field, SamplingConfig's option, and its value.
+
+        A client may send the same one by vLLM's new and old names; then the first counts.
+        """
         form, structured = self.response_format, self.structured_outputs
         any_object = {"type": "object"} if structured.json_object else None
         possible = [
@@ -193,7 +196,9 @@ class SamplingFields(JsonObject):
             ("guided_grammar", "grammar", self.guided_grammar),
             *((name, name, getattr(self, name)) for name in CONSTRAINTS),
         ]
-        return [one for one in possible if one[2] not in (None, "")]
+        given = [one for one in possible if one[2] not in (None, "")]
+        options = [one[1:] for one in given]
+        return [one for i, one in enumerate(given) if one[1:] not in options[:i]]
 
     @property
     def sampling(self) -> dict[str, Any]:
