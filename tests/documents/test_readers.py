@@ -321,6 +321,7 @@ def test_subtitles_have_no_times_and_tags(read):
         "1\n0:0:1.0 --> 0:0:2.0\n7\n2\n00:00:03,000 --> 00:00:04,000\nx\n00:05.0 --> 00:06.0\ny"
     )
     assert read("b.srt", joined) == ("7\nx\ny", {})
+    assert read("a.srt", documents.SRT.replace("\r", "\r\r")) == ("One\ntwo\nx", {})
 
 
 def test_chats_have_one_line_per_message(read):

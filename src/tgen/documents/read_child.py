@@ -6,6 +6,7 @@ uses no network; its parent kills it when it takes too long.
 
 import io
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -143,7 +144,7 @@ def _decode(data: bytes, encoding: str | None) -> str:
     except (LookupError, ValueError):
         hint = "save it as UTF-8, or add --encoding NAME, for example cp1252"
         raise CorpusError(f"is not {encoding or 'UTF-8'}", hint) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return re.sub(r"\r{0,2}\n|\r", "\n", text)  # a copy in text mode makes CR CR LF of CR LF
 
 
 def _to_line(text: str) -> str:
