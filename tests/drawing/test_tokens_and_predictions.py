@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.tokens import HOSTILE, printed
-from tgen.cli.output_files import csv_text
+from tgen.cli.output_options import csv_text
 from tgen.drawing.tables import attribution_table, lens_table, prediction_table, token_table
 from tgen.drawing.terminal_text import label
 from tgen.drawing.views import field_rows

@@ -27,7 +27,13 @@ from tgen.loaded_model import LoadedModel, open_model
 from tgen.serve import models
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError
-from tgen.serve.models import ModelSettings, ModelSource, ServedModels, describe_source
+from tgen.serve.models import (
+    ModelSettings,
+    ModelSource,
+    ServedModels,
+    describe_source,
+    tagged,
+)
 from tgen.tokenizer import Tokenizer
 
 OPTIONS = {"prompt": "What is", "max_tokens": 20, "seed": 3}
@@ -93,13 +99,28 @@ def test_models_are_listed_by_name_and_no_path_is_one(
     assert [model.get("parent") for model in models] == [None, None, "a b"]
     for name in ("a b", "a b:latest"):  # clients of Ollama send the tag
         assert several.http.get(f"/v1/models/{name}").json() == models[0]
-    tagged = several.post("/v1/completions", OPTIONS | {"model": "other:latest"})
-    assert tagged.json()["model"] == "other"
+    answer = several.post("/v1/completions", OPTIONS | {"model": "other:latest"})
+    assert answer.json()["model"] == "other"
     for name in (str(chat_model), f"../{chat_model.name}", adapter.name, "", "a"):
         answer = several.post("/v1/completions", OPTIONS | {"model": name})
         assert answer.status_code == 404
         message = answer.json()["error"]["message"]
         assert message.endswith("does not exist; this server has 'a b', 'other', 'fine'")
+
+
+def test_a_name_has_one_tag() -> None:
+    for name, expected in (
+        ("other", "other:latest"),
+        ("hf.co:443/a", "hf.co:443/a:latest"),
+        ("smollm2:135m", "smollm2:135m"),
+        ("x:latest", "x:latest"),
+    ):
+        assert tagged(name) == expected
+        source = ModelSource(
+            name=name, path=Path(name), adapter=None, base=None, context_length=8, n_bytes=1
+        )
+        served = ServedModels([source], pytest.fail, ModelSettings(batch_size=1, queue_size=1))
+        assert served.find(expected.removesuffix(":latest")) is served.find(expected) is source
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_without_its_path(

@@ -40,7 +40,7 @@ PLACES = {
     "cli/bench/output": "write_report",
     # A new file that the user names: tests/cli/generate/test_chat_commands.py
     "cli/generate/chat_commands": "_save",
-    "cli/output_files": "write_contents",
+    "cli/output_options": "write_contents",
     # The record of a sweep, in a new directory or of that sweep: tests/experiments/test_sweep.py
     "experiments/sweep": "_save",
     # Files of a run that was found to be one, or of a start: COMMANDS

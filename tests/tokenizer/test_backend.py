@@ -9,7 +9,7 @@ from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.errors import TokenizerError
 from tgen.tokenizer import Tokenizer, train_bpe
 from tgen.tokenizer import backend as library
-from tgen.tokenizer.spec import SPACE
+from tgen.tokenizer.tokenizer_json import SPACE
 
 TEXT = Path(__file__).read_text() + "Ümlaut, e\u0301clair\n\t 12 dogs, 345 cats"
 END, MARK = "<|endoftext|>", "<mark>"

@@ -20,8 +20,8 @@ from tgen.tokenizer import (
     train_char,
 )
 from tgen.tokenizer.patterns import LINE_STARTS
-from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import split_blocks
+from tgen.tokenizer.tokenizer_json import BYTE_CHARACTERS
 from tgen.tokenizer.train import split_long_runs
 
 CHAR, BPE = train_char([TEXT]), train_bpe([TEXT], vocab_size=320)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tgen.cli import console
 from tgen.cli.json_output import json_line
 from tgen.cli.options import engine_options, json_option, make_command, quiet_option
-from tgen.cli.output_files import (
+from tgen.cli.output_options import (
     check_output_files,
     csv_text,
     file_option,

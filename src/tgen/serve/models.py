@@ -24,10 +24,14 @@ from tgen.serve.grammar_check import GrammarCheck
 from tgen.serve.http_error import HttpError, internal_error, model_not_found, unavailable
 from tgen.version import __version__
 
-TAG = ":latest"  # that Ollama and its clients append to a name without a tag
 _POLL_SECONDS = 0.05
 _JOIN_SECONDS = 60.0  # for a pass whose texts were canceled
 _log = logging.getLogger("tgen.serve")
+
+
+def tagged(name: str) -> str:
+    """Return a model's name as Ollama has it, which appends a tag to a name without one."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +159,12 @@ class ServedModels:
             raise unavailable("the server is shutting down", "shutting_down")
 
     def find(self, name: str) -> ModelSource:
-        """Return the model of a name, which may end with Ollama's tag; raises HttpError."""
-        for one in (name, name.removesuffix(TAG)):
-            if one in self.sources:
-                return self.sources[one]
+        """Return the model of a name, with or without Ollama's tag; raises HttpError."""
+        names = {tagged(known): known for known in self.sources} | {
+            one: one for one in self.sources
+        }
+        if known := names.get(name, names.get(tagged(name))):
+            return self.sources[known]
         raise model_not_found(name, list(self.sources))
 
     @contextmanager

@@ -16,7 +16,7 @@ from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.http_response import OpenAIForm, dump_json
 from tgen.serve.json_body import JsonObject, Objects, Unicode, load_object, validate
-from tgen.serve.models import TAG
+from tgen.serve.models import tagged
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, to_request
 
@@ -279,7 +279,7 @@ def list_loaded(models: Mapping[str, LoadedModel]) -> dict[str, Any]:
 def _identity(name: str) -> dict[str, str]:
     """Return a model's names and digest; as the name identifies it on this server, the digest is
     that of the name."""
-    full = name + TAG
+    full = tagged(name)
     return {"name": full, "model": full, "digest": sha256(full.encode()).hexdigest()}
 
 

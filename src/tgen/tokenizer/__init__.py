@@ -1,7 +1,7 @@
 """Tokenizers: bytes -> ids -> the same bytes. Trained here, or read from a tokenizer.json."""
 
-from tgen.tokenizer.spec import BYTE_CHARACTERS
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, TextStream, TokenBytes, Tokenizer
+from tgen.tokenizer.tokenizer_json import BYTE_CHARACTERS
 from tgen.tokenizer.train import make_tokenizer, train_bpe, train_char, train_words
 
 __all__ = [

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tgen.errors import TokenizerError
 from tgen.tokenizer.allowlist import DAMAGED_HINT, damaged_error
 from tgen.tokenizer.patterns import DIGIT_RUNS, FASTER, GPT2, PUNCTUATION, SINGLE_DIGITS, WORDS
-from tgen.tokenizer.spec import BYTE_CHARACTERS, SPACE, TokenizerSpec
+from tgen.tokenizer.tokenizer_json import BYTE_CHARACTERS, SPACE, TokenizerSpec
 
 Backend = tokenizers.Tokenizer
 UNKNOWN = "<unk>"

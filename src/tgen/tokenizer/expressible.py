@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tgen.tokenizer.spec import SPACE, TokenizerSpec
+from tgen.tokenizer.tokenizer_json import SPACE, TokenizerSpec
 
 REPLACEMENT = "\ufffd"
 _INVALID_BYTE = re.compile("[\udc80-\udcff]")  # as decoded with surrogateescape

@@ -36,7 +36,7 @@ from tgen.tokenizer.backend import (
 )
 from tgen.tokenizer.expressible import REPLACEMENT, ExpressibleText
 from tgen.tokenizer.patterns import CUT_PATTERNS, LINE_STARTS, LLAMA3
-from tgen.tokenizer.spec import (
+from tgen.tokenizer.tokenizer_json import (
     BYTE_CHARACTERS,
     BYTE_TOKENS,
     SPACE,

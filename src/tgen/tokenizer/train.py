@@ -17,8 +17,8 @@ from tgen.storage import files
 from tgen.tokenizer.allowlist import DAMAGED_HINT
 from tgen.tokenizer.backend import UNKNOWN, Backend, split_words
 from tgen.tokenizer.patterns import LINE_STARTS, LLAMA3
-from tgen.tokenizer.spec import BYTE_CHARACTERS, WORD_STAGES
 from tgen.tokenizer.tokenizer import END_OF_TEXT, PAD, Tokenizer, split_blocks
+from tgen.tokenizer.tokenizer_json import BYTE_CHARACTERS, WORD_STAGES
 
 DEFAULT_VOCAB_SIZE = 1024
 _LIMIT = 64 << 20  # bytes of a tokenizer.json

@@ -9,7 +9,7 @@ from tgen.checkpoint.gguf import pre_tokenizers
 from tgen.checkpoint.gguf import tokenizer as gguf_tokenizer
 from tgen.errors import ModelError, TokenizerError, UsageError
 from tgen.tokenizer import Tokenizer, train_char
-from tgen.tokenizer.spec import BYTE_CHARACTERS
+from tgen.tokenizer.tokenizer_json import BYTE_CHARACTERS
 
 NFC = {"type": "NFC"}
 

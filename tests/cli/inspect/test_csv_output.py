@@ -6,7 +6,7 @@ import io
 import numpy as np
 
 from support.tokens import attention_report, random_weights
-from tgen.cli.output_files import csv_text
+from tgen.cli.output_options import csv_text
 from tgen.drawing.views import weight_rows
 
 

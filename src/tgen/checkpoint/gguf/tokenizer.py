@@ -21,7 +21,7 @@ from tgen.errors import ModelError, TokenizerError
 from tgen.tokenizer import Tokenizer
 from tgen.tokenizer.backend import MergesOfText
 from tgen.tokenizer.patterns import O200K, TEKKEN
-from tgen.tokenizer.spec import BYTE_TOKENS, SPACE, AddedToken
+from tgen.tokenizer.tokenizer_json import BYTE_TOKENS, SPACE, AddedToken
 
 _MAX_MERGES = 1 << 22  # Gemma's 262,144 tokens have an eighth
 _MAX_CHARACTERS = 256  # of a token: the work grows with the square

@@ -17,7 +17,7 @@ from tgen.checkpoint.git_lfs import reject_lfs_pointer
 from tgen.checkpoint.hf.config import read_json_object
 from tgen.errors import ModelError, TokenizerError
 from tgen.storage import files
-from tgen.tokenizer.spec import SPACE
+from tgen.tokenizer.tokenizer_json import SPACE
 
 VOCAB, MERGES, SENTENCEPIECE = "vocab.json", "merges.txt", "tokenizer.model"
 _LIMIT = 16 << 20  # bytes of a file

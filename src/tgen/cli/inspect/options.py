@@ -15,7 +15,7 @@ from tgen.cli.options import (
     prompt_option,
     quiet_option,
 )
-from tgen.cli.output_files import check_output_files, file_option, output_files
+from tgen.cli.output_options import check_output_files, file_option, output_files
 from tgen.config import SamplingConfig
 from tgen.config.engine import Device, device_option
 from tgen.config.option import option

@@ -12,7 +12,7 @@ from tgen.cli.inspect.options import WITHOUT_VIEW, InspectOptions
 from tgen.cli.inspect.sources import search_sources, source_rows
 from tgen.cli.inspect.training_curves import training_lines
 from tgen.cli.json_output import printable_json
-from tgen.cli.output_files import csv_text, write_contents
+from tgen.cli.output_options import csv_text, write_contents
 from tgen.cli.rich_console import out
 from tgen.drawing.head_tables import comparison_table
 from tgen.drawing.tables import checks_footer

@@ -7,7 +7,7 @@ from typing import Any
 from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
-from tgen.cli.output_files import csv_text, write_contents
+from tgen.cli.output_options import csv_text, write_contents
 from tgen.drawing.tables import sources_table
 from tgen.drawing.terminal_text import decode_printable, printable
 from tgen.errors import UsageError

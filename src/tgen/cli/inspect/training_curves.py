@@ -9,7 +9,7 @@ from rich.text import Text
 from tgen.cli import console
 from tgen.cli.inspect.options import InspectOptions
 from tgen.cli.json_output import json_line
-from tgen.cli.output_files import csv_text, write_contents
+from tgen.cli.output_options import csv_text, write_contents
 from tgen.cli.rich_console import curve_width, out
 from tgen.drawing.training_figure import training_figure, training_plot
 from tgen.reports.json_text import json_value
