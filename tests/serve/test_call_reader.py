@@ -89,3 +89,11 @@ def test_text_that_spells_a_control_token_is_content(loaded: LoadedModel) -> Non
     content = reader.feed(-1, "So ", last=False)
     content += reader.feed(form.controls["[INST]"], "", last=True)  # the limit ends the text
     assert content == "So [INST]"
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("auto", '{"'), ("required", "")])
+def test_the_beginning_of_a_call_is_content_only_where_no_call_is_required(
+    loaded: LoadedModel, choice: str, expected: str
+) -> None:
+    form = find_call_form(with_template(loaded, LLAMA_TOOLS), request_of(tool_choice=choice))
+    assert CallReader(form).feed(-1, '{"', last=True) == expected

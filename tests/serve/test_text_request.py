@@ -193,6 +193,13 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
     assert request.conversation == parse(chat(), ChatRequest, "m").conversation
 
 
+def test_what_an_assistant_refused_with_is_its_text() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    sent = {"messages": [{"role": "assistant", "content": [part]}], "prompt_cache_options": {}}
+    [message] = parse(json.dumps(sent).encode(), ChatRequest, "m").conversation
+    assert message == {"role": "assistant", "content": "No."}
+
+
 @pytest.mark.parametrize("role", ["assistant", "tool"])
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
 def test_answers_and_results_may_be_empty(role: str, content: dict[str, Any]) -> None:

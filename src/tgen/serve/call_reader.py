@@ -20,6 +20,7 @@ class CallReader:
 
     def __init__(self, form: CallForm) -> None:
         self._only_at_start = form.only_at_start
+        self._must_call = form.choice.mode == "required"
         self._names = {i: name for name, i in form.controls.items()}
         self._waiting = ""  # text that may be the start of a call
         self._read = self._read_text
@@ -43,7 +44,8 @@ class CallReader:
             before = self._read, self._waiting
             content += self._read()
         if last and self._read == self._read_text:
-            content, self._waiting = content + self._waiting, ""
+            content += "" if self._must_call else self._waiting  # the limit may cut a call off
+            self._waiting = ""
         for name, mark in self._marks.items():  # of a call that has no name yet at its end
             content = content.replace(mark, name)
         return content

@@ -60,10 +60,19 @@ def is_ids(value: Any) -> TypeGuard[list[int]]:
 
 
 def list_parts(content: Any, kind: str) -> Any:
-    """Return the parts of a message's content, which may be a text: then one of this type."""
+    """Return the parts of a message's content, which may be a text: then one of this type. What an
+    assistant refused with is text, too."""
     if not isinstance(content, (str, list)):
         raise ValueError("a string or a list of text parts")
-    return [{"type": kind, "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        return [{"type": kind, "text": content}]
+    return [
+        {"type": kind, "text": part["refusal"]} if _is_refusal(part) else part for part in content
+    ]
+
+
+def _is_refusal(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part
 
 
 Unicode = Annotated[str, AfterValidator(check_unicode)]

@@ -160,11 +160,10 @@ class ServedModels:
 
     def find(self, name: str) -> ModelSource:
         """Return the model of a name, with or without Ollama's tag; raises HttpError."""
-        names = {tagged(known): known for known in self.sources} | {
-            one: one for one in self.sources
-        }
-        if known := names.get(name, names.get(tagged(name))):
-            return self.sources[known]
+        by_tag = {tagged(known): source for known, source in self.sources.items()}
+        source = self.sources.get(name) or by_tag.get(tagged(name))
+        if source is not None:
+            return source
         raise model_not_found(name, list(self.sources))
 
     @contextmanager

@@ -28,7 +28,7 @@ from tgen.serve.tool_fields import ToolCall, ToolChoice, ToolChoiceField, ToolsF
 MAX_CHOICES = 128  # texts per prompt, as in OpenAI's API
 # Fields that have no influence on the text.
 _IGNORED = {
-    *("user", "metadata", "store", "service_tier", "prompt_cache_key"),
+    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options"),
     *("prompt_cache_retention", "safety_identifier", "verbosity", "reasoning_effort"),
     *("cache_prompt", "id_slot", "priority", "request_id", "guided_decoding_backend"),
     *("mirostat_tau", "mirostat_eta", "dynatemp_exponent"),  # of samplers that are not supported
