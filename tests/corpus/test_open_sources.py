@@ -107,6 +107,20 @@ def test_file_named_like_stdin_is_read_by_a_pattern(tmp_path, monkeypatch):
     assert texts("-")[0] == [b"stdin"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege")
+def test_patterns_do_not_follow_links_to_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b/c.txt", "b/.no/d.txt", "b/[e]/f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
+    expected = [b"a.txt", b"b/[e]/f.txt", b"b/c.txt"]
+    for pattern in ("**/*.txt", "**", "./**/**/*", f"{tmp_path}/**/?.txt"):
+        assert texts(pattern) == (expected, [])
+    assert texts("b/**/*.txt")[0] == expected[1:]
+    assert texts("*/loop/**/c.txt")[0] == [b"b/c.txt"]
+
+
 def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):
     for value in ({"hi": "Hello!", "bye": "See you"}, {"words": ["cat", "dog"]}):
         (tmp_path / "map.json").write_text(json.dumps(value))

@@ -176,7 +176,7 @@ def _list_files(
             if not _is_own(file, Path(path), report, own_files):
                 yield str(file), "directory"
     elif path != "-" and not Path(path).exists() and _has_wildcard(path):
-        matches = sorted(m for m in glob.glob(path, recursive=True) if Path(m).is_file())
+        matches = sorted(m for m in _expand(path) if Path(m).is_file())
         if not matches:
             raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
         base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
@@ -197,6 +197,21 @@ def _size_of(entry: tuple[str, Origin]) -> int:
 
 def _has_wildcard(path: str) -> bool:
     return any(wildcard in path for wildcard in "*?[")
+
+
+def _expand(pattern: str) -> set[str]:
+    """Return the matches of a pattern; `**` does not follow links to directories, which may form a
+    loop."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return set(glob.glob(pattern))
+    i = parts.index("**")
+    found: set[str] = set()
+    for base in glob.glob(str(Path(*parts[:i]))):
+        for directory, folders, _ in os.walk(base):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found |= _expand(str(Path(glob.escape(directory), *(parts[i + 1 :] or ("*",)))))
+    return found
 
 
 def _walk(folder: Path) -> list[Path]:
