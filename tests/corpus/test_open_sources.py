@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from itertools import pairwise
 
@@ -119,6 +120,23 @@ def test_patterns_do_not_follow_links_to_directories(tmp_path, monkeypatch):
         assert texts(pattern) == (expected, [])
     assert texts("b/**/*.txt")[0] == expected[1:]
     assert texts("*/loop/**/c.txt")[0] == [b"b/c.txt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege")
+def test_links_that_are_not_followed_and_pipes_are_noted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "a.txt").write_text("words")
+    (tmp_path / "in" / "deep" / "to").symlink_to(tmp_path)
+    (tmp_path / "in" / "gone").symlink_to("nothing")
+    (tmp_path / "in" / ".hidden").symlink_to("nothing")
+    os.mkfifo(tmp_path / "in" / "pipe")
+    notes = ["skipped in/gone: a broken link", "skipped in/pipe: not a regular file"]
+    folder = ["skipped in/deep/to: a link to a directory", *notes]
+    assert texts("in") == ([b"words"], folder)
+    assert texts("in/*") == ([b"words"], notes)
+    with pytest.raises(CorpusError, match=r"has no text: skipped in/gone: a broken link"):
+        texts("in/g*")
 
 
 def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):

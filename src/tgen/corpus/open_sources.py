@@ -173,15 +173,15 @@ def _list_files(
         raise CorpusError("the name of a file is empty (got '')", "name a file, or . for all here")
     if path != "-" and Path(path).is_dir():
         for file in _walk(Path(path)):
-            if not _is_own(file, Path(path), report, own_files):
+            if _is_included(file, Path(path), report, own_files):
                 yield str(file), "directory"
     elif path != "-" and not Path(path).exists() and _has_wildcard(path):
-        matches = sorted(m for m in _expand(path) if Path(m).is_file())
+        matches = sorted(m for m in _expand(path) if not Path(m).is_dir())
         if not matches:
             raise CorpusError(f"no file matches {path!r}", "quote the pattern and check it")
         base = Path(*takewhile(lambda part: not _has_wildcard(part), Path(path).parts))
         for match in matches:
-            if not _is_own(Path(match), base, report, own_files):
+            if _is_included(Path(match), base, report, own_files):
                 yield match, "pattern"
     else:
         yield path, "name"
@@ -215,13 +215,14 @@ def _expand(pattern: str) -> set[str]:
 
 
 def _walk(folder: Path) -> list[Path]:
-    """Return the files below a directory that are not hidden; links to directories are not
-    followed. Raises CorpusError for a directory that cannot be read."""
+    """Return the files below a directory that are not hidden, and the links to directories, which
+    are not followed. Raises CorpusError for a directory that cannot be read."""
     found: list[Path] = []
     for directory, folders, names in os.walk(folder, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [name for name in folders if Path(directory, name).is_symlink()]
         found += [Path(directory, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if file.is_file())
+    return sorted(found)
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:
@@ -229,16 +230,20 @@ def _raise_unreadable(error: OSError) -> NoReturn:
     raise CorpusError(message, "make the directory readable, or name the other files") from None
 
 
-def _is_own(file: Path, base: Path, report: ReadingReport, own_files: OwnFiles) -> bool:
-    """Return whether a file below `base` is part of a model or a run, and add that to `report`."""
+def _is_included(file: Path, base: Path, report: ReadingReport, own_files: OwnFiles) -> bool:
+    """Return whether an entry below `base` is a file and not part of a model or a run; if it is
+    not, add that to `report`."""
     below = file.relative_to(base).parts
     for depth, name in enumerate(below):
         directory = base.joinpath(*below[:depth])
         if (own := own_files(directory)) and (depth or name in own):
             if file.name != _LOCK:  # of the run that reads this corpus, whose directory is new
                 report.models[str(directory)] = None
-            return True
-    return False
+            return False
+    if not file.is_file():
+        kind = "a link to a directory" if file.is_dir() else "not a regular file"
+        report.skipped[str(file)] = kind if file.exists() else "a broken link"
+    return file.is_file()
 
 
 class _Opener:
