@@ -149,6 +149,20 @@ def test_archive_without_text_names_the_reason(tmp_path):
     (tmp_path / "a.zip").write_bytes(make_zip({"a.png": b"\x89PNG\0\0"}))
     with pytest.raises(CorpusError, match=r"has no text: skipped .*a\.zip/a\.png: a PNG picture"):
         corpus.read([str(tmp_path / "a.zip")])
+    (tmp_path / "b.txt").write_bytes(TEXT)
+    name = tmp_path / "a.zip"
+    note = f"skipped {name}: has no text: skipped {name}/a.png: a PNG picture"
+    assert read(tmp_path) == ([TEXT], [note])
+
+
+@pytest.mark.parametrize("members", [{}, {".hidden": TEXT, "__MACOSX/a.txt": TEXT}])
+def test_archive_without_files_is_an_error_if_named(members, tmp_path):
+    (tmp_path / "a.zip").write_bytes(make_zip(members))
+    (tmp_path / "b.txt").write_bytes(TEXT)
+    with pytest.raises(CorpusError, match=r"a\.zip has no files besides hidden ones"):
+        corpus.read([str(tmp_path / "a.zip"), str(tmp_path / "b.txt")])
+    note = f"skipped {tmp_path / 'a.zip'}: has no files besides hidden ones"
+    assert read(tmp_path) == ([TEXT], [note])
 
 
 def test_full_disk_is_named_for_a_document_in_an_archive(tmp_path, monkeypatch):

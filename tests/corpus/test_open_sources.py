@@ -139,6 +139,21 @@ def test_links_that_are_not_followed_and_pipes_are_noted(tmp_path, monkeypatch):
         texts("in/g*")
 
 
+def test_empty_document_archive_or_table_is_an_error_if_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "empty.txt").touch()
+    assert texts("a.txt", "empty.txt") == ([b"words"], [])
+    for name in ("b.docx", "b.PDF", "b.html", "b.txt.gz", "b.zip", "b.parquet", "b.csv"):
+        (tmp_path / name).touch()
+        with pytest.raises(CorpusError, match=f"{name} is empty") as error:
+            texts("a.txt", name)
+        assert "download it again" in error.value.hint
+        assert texts(".") == ([b"words"], [f"skipped {name}: empty"])
+        assert texts("a.txt", name, read_as="text")[0] == [b"words"]
+        (tmp_path / name).unlink()
+
+
 def test_object_of_texts_that_is_not_read_as_rows_is_noted(tmp_path):
     for value in ({"hi": "Hello!", "bye": "See you"}, {"words": ["cat", "dog"]}):
         (tmp_path / "map.json").write_text(json.dumps(value))

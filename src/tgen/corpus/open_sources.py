@@ -24,6 +24,7 @@ from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_stdin
 from tgen.corpus.steps import Steps, as_part, finish
+from tgen.corpus.tables import table_kind
 from tgen.documents.convert import close_converter, convert_document
 from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
@@ -40,6 +41,10 @@ _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
 _OPENED = 0.75  # of the time to read a file; the rest is to find its documents
 _ENCODING_FOUND = 0.2  # of the time to open a text
 _LOCK = "LOCK"  # file of a run
+_PACKED = (  # names of files that are never empty, besides those of documents, CSV and TSV
+    *(".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
+    *(".parquet", ".arrow", ".arrows", ".feather", ".ipc"),
+)
 _NUL_BYTES = "binary data with NUL bytes"
 
 OwnFiles = Callable[[Path], set[str]]
@@ -289,6 +294,8 @@ class _Opener:
         """Return the texts and rows of a file that is called `name` where it was made."""
         read_as = self._reading.read_as
         head = source.read(0, HEAD)
+        if not head and read_as not in ("bytes", "text") and _has_format(name):
+            raise CorpusError(f"{source.name} is empty", "copy or download it again")
         if read_as == "bytes" or not head:
             return [source]
         kind = None if read_as in ("text", "rows") else document_kind(name, head)
@@ -327,6 +334,7 @@ class _Opener:
                 name = archives.decompressed_name(name)
                 return (yield from as_part(self._read(inner, name, bounds), 0.5, 1.0))
             opened: list[Source] = []
+            skipped, n_skipped = self._report.skipped, len(self._report.skipped)
             start = done = 0.0
             for found in archives.members_of(source, archive, self._spool, bounds):
                 if isinstance(found, float):  # of the archive is unpacked, half of the work
@@ -344,7 +352,11 @@ class _Opener:
                     raise
                 except CorpusError as error:
                     self._skip(archives.member_label(source.name, member), error)
-        return opened or [Source(source.name, b"")]
+        if not opened:
+            reasons = [f": skipped {one}: {skipped.pop(one)}" for one in [*skipped][n_skipped:]]
+            problem = f"has no text{reasons[-1]}" if reasons else "has no files besides hidden ones"
+            raise CorpusError(f"{source.name} {problem}", "name an archive with texts")
+        return opened
 
     def _decodes(self, kind: str | None, head: bytes) -> bool:
         """Return whether a document does not declare its encoding, or the user's counts more."""
@@ -500,6 +512,13 @@ def _with_mark(encoding: Encoding) -> str:
     if not encoding.start:
         return encoding.codec
     return "utf-8-sig" if encoding.codec == "utf-8" else encoding.codec[:6]
+
+
+def _has_format(name: str) -> bool:
+    """Return whether a file of this name is a document, an archive or a table."""
+    name = name.lower()
+    is_table = table_kind(name, b"") is not None
+    return is_table or name.endswith(_PACKED) or document_kind(name, b"\0") is not None
 
 
 def _is_packed(head: bytes) -> bool:
