@@ -1,6 +1,7 @@
 """Rows in the forms people have: what they become, and what is said of the others."""
 
 import json
+import math
 from dataclasses import replace
 from io import StringIO
 
@@ -172,6 +173,21 @@ def test_all_bad_rows_are_counted_and_the_first_five_shown():
         read(json.dumps([ALPACA, ALPACA | {"output": None}]))
     with pytest.raises(CorpusError, match="nope"):
         read("nope\nnope", "rows.jsonl", skip_bad_rows=True)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_nan_is_null(name):
+    rows = [{"instruction": "a", "input": math.nan, "output": "b", "id": math.inf}] * 2
+    messages = [QA[0] | {"content": "a"}, QA[1] | {"content": "b"}]
+
+    def write(rows):
+        lines = [json.dumps(row) for row in rows]
+        return "\n".join(lines) if name == "rows.jsonl" else f"[{','.join(lines)}]"
+
+    assert read(write(rows), name)[1] == [{"messages": messages}] * 2
+    for key, value in (("text", math.nan), ("text", -math.inf)):
+        with pytest.raises(CorpusError, match=f"1: '{key}' is null"):
+            read(write([{key: value}, {key: "a"}]), name)
 
 
 @pytest.mark.parametrize(

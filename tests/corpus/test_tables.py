@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -131,6 +132,13 @@ def test_parquet_and_arrow_have_their_rows(table):
         assert (form, notes) == ("messages", ["keys that are not used: picture, text"])
         assert [row["messages"] for row in found] == messages
     assert read(content, name, text_column="text")[2][299] == {"text": "text 299"}
+
+
+def test_nan_in_a_column_is_empty():
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"prompt": ["a", "b"], "completion": [math.nan, 2.5]})
+    _, notes, found = read(to_bytes(table, "parquet"), "a.parquet")
+    assert (notes, found) == (["1 empty row left out"], [{"prompt": "b", "completion": "2.5"}])
 
 
 def test_damaged_parquet_is_an_error(table, monkeypatch):

@@ -48,6 +48,7 @@ _PANDAS = re.compile(
     r'\{\s*(?:"[^"]*"\s*:\s*\{\s*"0"|"0"\s*:\s*\{|"columns"\s*:\s*\[|"schema"\s*:\s*\{\s*"fields")'
 )
 _QUESTION_MARKS = ("?", "\uff1f")
+_NULL_CONSTANTS: Any = {"parse_constant": lambda _: None}  # NaN, Infinity: missing values of pandas
 
 
 def json_kind(name: str, head: bytes) -> str | None:
@@ -102,7 +103,7 @@ def read_json_lines(source: Source) -> Generator[NumberedRow]:
     for number, (start, line) in enumerate(read_lines(source), 1):
         if line.strip():
             try:
-                value = _name_cells(json.loads(line.rstrip(b"\r\n")))
+                value = _name_cells(json.loads(line.rstrip(b"\r\n"), **_NULL_CONSTANTS))
             except (ValueError, RecursionError) as error:
                 value = _json_error(error, line)
             yield NumberedRow(number, value, (start, line), start + len(line))
@@ -170,6 +171,7 @@ class _Values:
 
     def __init__(self, source: Source) -> None:
         self._source, self.position = source, 0
+        self._json = json.JSONDecoder(**_NULL_CONSTANTS)
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at, self._at_end = "", 0, False
         self._line, self._column = 1, 1  # at which `_text` begins
@@ -200,7 +202,7 @@ class _Values:
     def _decode(self) -> Any:
         while True:
             try:
-                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+                value, end = self._json.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 is_near = error.pos >= len(self._text) - _NEAR_END
                 if self._at_end or not (is_near or error.msg.startswith("Unterminated")):

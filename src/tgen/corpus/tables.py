@@ -221,7 +221,8 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
                 if n_bytes > limit:
                     what = f"{source.name} expands to more than {limit:,} bytes"
                     raise CorpusError(what, "save the columns to train on as CSV")
-                value = json.loads(line) if line.endswith(b"\n") else None
+                is_whole = line.endswith(b"\n")
+                value = json.loads(line, parse_constant=lambda _: None) if is_whole else None
                 if isinstance(value, str):
                     raise CorpusError(f"cannot read {source.name}: {value}", "write the file again")
                 if value is None:
