@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgen import corpus
 from tgen.config.input_files import Reading
 from tgen.corpus import tables
 from tgen.corpus.rows import convert_rows, row_kind
@@ -139,6 +140,23 @@ def test_nan_in_a_column_is_empty():
     table = pa.table({"prompt": ["a", "b"], "completion": [math.nan, 2.5]})
     _, notes, found = read(to_bytes(table, "parquet"), "a.parquet")
     assert (notes, found) == (["1 empty row left out"], [{"prompt": "b", "completion": "2.5"}])
+
+
+def test_saved_dataset_is_read_without_its_metadata(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "data-00000-of-00001.arrow").write_bytes(
+        to_bytes(table, "stream")
+    )
+    metadata = ["data/dataset_dict.json", "data/train/dataset_info.json", "data/train/state.json"]
+    for name in metadata:
+        (tmp_path / name).write_text('{"splits": ["train"]}')
+    for path in ("data", "data/**"):
+        read = corpus.read([path], reading=Reading())
+        assert len(read.documents) == table.num_rows
+        assert read.notes[-3:] == [f"skipped {name}: metadata of a dataset" for name in metadata]
+    (tmp_path / "state.json").write_text("words")
+    assert [*corpus.read(["*.json"], reading=Reading()).documents] == [(b"words",)]
 
 
 def test_damaged_parquet_is_an_error(table, monkeypatch):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -41,6 +41,7 @@ _MAX_REPLACED = 0.01  # characters per byte that an encoding may lack
 _OPENED = 0.75  # of the time to read a file; the rest is to find its documents
 _ENCODING_FOUND = 0.2  # of the time to open a text
 _LOCK = "LOCK"  # file of a run
+_DATASET_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")  # beside its tables
 _PACKED = (  # names of files that are never empty, besides those of documents, CSV and TSV
     *(".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
     *(".parquet", ".arrow", ".arrows", ".feather", ".ipc"),
@@ -245,10 +246,16 @@ def _is_included(file: Path, base: Path, report: ReadingReport, own_files: OwnFi
             if file.name != _LOCK:  # of the run that reads this corpus, whose directory is new
                 report.models[str(directory)] = None
             return False
+    reason = ""
     if not file.is_file():
-        kind = "a link to a directory" if file.is_dir() else "not a regular file"
-        report.skipped[str(file)] = kind if file.exists() else "a broken link"
-    return file.is_file()
+        reason = "a link to a directory" if file.is_dir() else "not a regular file"
+        reason = reason if file.exists() else "a broken link"
+    elif file.name in _DATASET_FILES:
+        tables = chain.from_iterable(map(file.parent.glob, ("*.arrow", "*/*.arrow")))
+        reason = "metadata of a dataset" if any(tables) else ""
+    if reason:
+        report.skipped[str(file)] = reason
+    return not reason
 
 
 class _Opener:
