@@ -142,6 +142,20 @@ def test_nan_in_a_column_is_empty():
     assert (notes, found) == (["1 empty row left out"], [{"prompt": "b", "completion": "2.5"}])
 
 
+def test_bytes_of_a_column_are_text_or_a_bad_row():
+    pa = pytest.importorskip("pyarrow")
+    cells = ["ä".encode(), b"caf\xe9", b""]
+    content = to_bytes(pa.table({"text": cells, "picture": [b"\xff"] * 3}), "parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet, line 2: 'text' is not UTF-8") as error:
+        read(content, "a.parquet")
+    assert "--skip-bad-rows" in error.value.hint
+    _, notes, found = read(content, "a.parquet", skip_bad_rows=True)
+    assert found == [{"text": "ä"}]
+    assert [note.partition(": ")[0] for note in notes] == [
+        *("1 bad row left out", "1 empty row left out", "keys that are not used")
+    ]
+
+
 def test_saved_dataset_is_read_without_its_metadata(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "train").mkdir(parents=True)

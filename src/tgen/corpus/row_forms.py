@@ -70,7 +70,8 @@ _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
-_TYPES = {list: "a list", dict: "an object", bool: "true or false"}  # of JSON; others are numbers
+# Of JSON, and bytes of tables; others are numbers.
+_TYPES = {list: "a list", dict: "an object", bool: "true or false", bytes: "not UTF-8"}
 _MAX_KEYS = 20  # in a note
 
 

@@ -1,8 +1,8 @@
 """The process that reads a parquet or an Arrow file from stdin, a regular file, with little memory.
 
-It writes one JSON list per line: the names of the columns, then the cells of each row. A number
-instead is the fraction of the file that precedes the next rows, a string says why the file cannot
-be read.
+It writes one JSON list per line: the names of the columns, then the cells of each row, where
+{"bytes that are not UTF-8": null} stands for such bytes. A number instead of a list is the fraction
+of the file that precedes the next rows, a string says why the file cannot be read.
 """
 
 import json
@@ -82,11 +82,11 @@ def _choose(names: list[str], wanted: list[str]) -> list[str]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return text for the bytes of text columns without a type, None for other bytes."""
+    """Return text for the bytes of text columns without a type, an object for other bytes."""
     if isinstance(value, bytes):
         with suppress(UnicodeDecodeError):
             return value.decode()
-        return None
+        return {"bytes that are not UTF-8": None}
     return str(value)
 
 

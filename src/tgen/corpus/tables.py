@@ -35,6 +35,10 @@ _SCRIPT = Path(__file__).with_name("table_child.py")  # it imports little beside
 _MAX_HEADING = 64  # characters of a column's name
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
+_DECODER = json.JSONDecoder(  # of the other process
+    parse_constant=lambda _: None,  # NaN and Infinity
+    object_hook=lambda value: b"" if "bytes that are not UTF-8" in value else value,
+)
 _limit_lock = threading.Lock()  # the limit of cells is the process's
 
 
@@ -222,7 +226,7 @@ def _read_columns(source: Source, kind: str, wanted: Sequence[str]) -> Generator
                     what = f"{source.name} expands to more than {limit:,} bytes"
                     raise CorpusError(what, "save the columns to train on as CSV")
                 is_whole = line.endswith(b"\n")
-                value = json.loads(line, parse_constant=lambda _: None) if is_whole else None
+                value = _DECODER.decode(line.decode()) if is_whole else None
                 if isinstance(value, str):
                     raise CorpusError(f"cannot read {source.name}: {value}", "write the file again")
                 if value is None:
