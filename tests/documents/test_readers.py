@@ -135,6 +135,23 @@ def test_html_without_navigation_and_scripts(read):
     assert read("d.html", "<div><div>a</div><div>b</div></div><div>c</div>")[0] == "a\nb\n\nc"
 
 
+def test_html_without_what_a_browser_hides(read):
+    for hidden in ("hidden", 'style="display: none !important"', 'style="visibility:hidden"'):
+        for tag in ("p", "h1", "article", "b", "ul", "table", "div"):
+            page = f"<p>a</p><{tag} {hidden}>no <i>no</i></{tag}><p>b</p>"
+            assert read("a.html", page)[0] == "a\n\nb", page
+        items = f"<ul><li>a<li {hidden}>no<ul><li>no</ul><li>b<li {hidden}>no</ul>c"
+        assert read("a.html", items)[0] == "a\nb\n\nc"
+        terms = f"<dl><dt {hidden}>no<dd>a<dd {hidden}>no</dl><p>b"
+        assert read("a.html", terms)[0] == "a\n\nb"
+        cells = f"<tr><td>a<td {hidden}>no<table><tr><td>no</table><td>b<td {hidden}>no</tr>"
+        table = f"<table>{cells}<tr {hidden}><td>no<tr><td>c<tbody {hidden}><tr><td>no</table>d"
+        assert read("a.html", table)[0] == "a\tb\nc\n\nd"
+        assert read("a.html", f"<body {hidden}><p {hidden}>no<p>a")[0] == "a"
+    assert read("a.html", "<dialog>no</dialog>a<dialog open>b</dialog>")[0] == "ab"
+    assert read("a.html", "<ruby>\u6f22<rt>kan<rt>ji</ruby>\u5b57")[0] == "\u6f22\u5b57"
+
+
 def test_html_without_marks_of_footnotes_and_page_numbers(read):
     page = (
         '<p><span class="pagenum"><a id="p3">[3]</a></span>One<a class="footnote-ref" href="#n">1'

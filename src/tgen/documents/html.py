@@ -24,6 +24,18 @@ _PARAGRAPHS = {
 _TABLE_PARTS: dict[str, TablePart] = {"table": "table", "tr": "row", "td": "cell", "th": "cell"}
 _LINES = {"div", "li", "dt", "dd", "legend", "caption", "summary", "details", "form", "center"}
 _BLOCKS = _PARAGRAPHS | _LINES | {*_TABLE_PARTS, "ul", "ol"}
+_SECTIONS = {"thead", "tbody", "tfoot"}
+# Elements whose end tag may be missing: what begins after them, and what they are in.
+_OPEN_ENDED: dict[str, tuple[set[str], set[str]]] = {
+    "p": (_BLOCKS, _BLOCKS),
+    "li": ({"li"}, {"ul", "ol", "menu"}),
+    **dict.fromkeys(("dt", "dd"), ({"dt", "dd"}, {"dl"})),
+    **dict.fromkeys(("rt", "rp"), ({"rt", "rp"}, {"ruby"})),
+    **dict.fromkeys(("td", "th"), ({"td", "th", "tr", *_SECTIONS}, {"table"})),
+    "tr": ({"tr", *_SECTIONS}, {"table"}),
+    **dict.fromkeys(_SECTIONS, (_SECTIONS, {"table"})),
+}
+_PAGE = {"html", "body"}  # which scripts show once they run
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param"),
     *("source", "track", "wbr"),
@@ -95,7 +107,7 @@ class _Parser(HTMLParser):
         super().__init__()
         self._builder = builder
         self._skipped = ""  # the element whose content is left out
-        self._depth = 0  # of elements of its name inside
+        self._depth = 0  # of elements inside that may have others of its name
         self._n_pre = self._n_articles = 0
         self._in_book = in_book
         self._in_list = 0
@@ -108,15 +120,17 @@ class _Parser(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Begin an element."""
-        self._end_skipped_paragraph(tag)
         if self._skipped:
-            self._depth += tag == self._skipped
-            return
+            starts, outer = _OPEN_ENDED.get(self._skipped, (set(), {self._skipped}))
+            if self._depth or tag not in starts:
+                self._depth += tag in outer
+                return
+            self._skipped = ""
         attributes = {name: value or "" for name, value in attrs}
         if tag in ("img", "svg", "image"):
             self._builder.left_out["picture"] += 1
         if tag not in _VOID and self._is_skipped(tag, attributes):
-            self._skipped, self._depth = tag, 1
+            self._skipped, self._depth = tag, 0
             return
         builder = self._builder
         if tag in ("br", "div") and self._divs:
@@ -149,13 +163,16 @@ class _Parser(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """End an element."""
-        self._end_skipped_paragraph(tag)
         builder = self._builder
         if self._skipped:
-            self._depth -= tag == self._skipped
-            if not self._depth:
-                self._skipped = ""
-        elif tag in _TABLE_PARTS:
+            _, outer = _OPEN_ENDED.get(self._skipped, (set(), {self._skipped}))
+            if self._depth or tag not in {self._skipped, *outer}:
+                self._depth -= tag in outer
+                return
+            ends_other, self._skipped = self._skipped in _OPEN_ENDED, ""
+            if not ends_other:
+                return
+        if tag in _TABLE_PARTS:
             builder.end(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
             self._in_list = max(0, self._in_list - 1)
@@ -183,11 +200,6 @@ class _Parser(HTMLParser):
         elif tag in _LINES:
             builder.line()
 
-    def _end_skipped_paragraph(self, tag: str) -> None:
-        """End a <p> that is left out, whose end tag may be missing, before another block."""
-        if self._skipped == "p" and tag in _BLOCKS:
-            self._skipped = ""
-
     def handle_data(self, data: str) -> None:
         """Add text."""
         if self._skipped:
@@ -200,12 +212,15 @@ class _Parser(HTMLParser):
     def _is_skipped(self, tag: str, attributes: dict[str, str]) -> bool:
         roles = f"{attributes.get('role', '')} {attributes.get('epub:type', '')}".split()
         style = attributes.get("style", "").replace(" ", "").lower()
+        is_hidden = (
+            "hidden" in attributes or "display:none" in style or "visibility:hidden" in style
+        )
         return (
             tag in _SKIPPED
             or (tag == "header" and not self._in_book and not self._n_articles)
             or not _SKIPPED_ROLES.isdisjoint(roles)
             or not _SKIPPED_CLASSES.isdisjoint(attributes.get("class", "").split())
             or (tag == "div" and attributes.get("title") in ("header", "footer"))  # LibreOffice
-            or (tag in ("div", "span", "section", "aside") and "hidden" in attributes)
-            or (tag in ("div", "span") and "display:none" in style)
+            or (tag == "dialog" and "open" not in attributes)
+            or (is_hidden and tag not in _PAGE)
         )
