@@ -1,5 +1,6 @@
 """Each reader: the text of a document, and what is left out."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,18 @@ def test_pdf_joins_lines_and_removes_what_repeats(read):
     )
     assert text == "\n\n".join(map(joined.format, names))
     assert left_out == {"page without text": 1, "header or footer line": 8}
+
+
+@pytest.mark.skipif(find_spec("cryptography") is not None, reason="then pypdf reads such files")
+def test_pdf_in_aes_names_the_package_that_reads_it(read):
+    keys = {"O": "o" * 48, "U": "u" * 48, "OE": "o" * 32, "UE": "u" * 32, "Perms": "p" * 16}
+    values = "".join(f"/{key}({value})" for key, value in keys.items())
+    filters = "/CF<</StdCF<</CFM/AESV3/Length 32>>>>/StmF/StdCF/StrF/StdCF"
+    trailer = f"/Encrypt<</Filter/Standard/V 5/R 6/Length 256{filters}{values}/P -4>>/ID[(a)(a)]"
+    content = make_pdf([[(50, 700, 10, "x")]], trailer=trailer)
+    with pytest.raises(CorpusError, match="encrypted with AES, which needs the package") as error:
+        read("a.pdf", content)
+    assert "pip install cryptography" in error.value.hint
 
 
 def test_pdf_headers_are_those_of_three_pages_within_four(read):

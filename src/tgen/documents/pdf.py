@@ -31,7 +31,7 @@ def read_pdf(
 ) -> Iterator[str]:
     """Yield the text without what repeats on pages and their numbers.
 
-    Raises CorpusError if the file is encrypted, or has no text.
+    Raises CorpusError if the file is encrypted, needs a missing package, or has no text.
     """
     import logging
 
@@ -50,8 +50,15 @@ def read_pdf(
             pages.append(_lines(page))
             n_pictures += _count_pictures(page)
             progress((number + 1) / n_pages)
-    except (DependencyError, FileNotDecryptedError):
+    except FileNotDecryptedError:
         raise CorpusError("is encrypted", LOCKED_HINT) from None
+    except DependencyError as error:
+        needed = "brotli" if "brotli" in str(error) else "cryptography"
+        how = "compressed with Brotli" if needed == "brotli" else "encrypted with AES"
+        raise CorpusError(
+            f"is {how}, which needs the package {needed}",
+            f"if it opens without a password, run pip install {needed}; else {LOCKED_HINT}",
+        ) from None
     except PyPdfError as error:
         raise CorpusError(f"is damaged: {error}", DAMAGED_HINT) from None
     n_empty = sum(not lines for lines in pages)
