@@ -317,6 +317,12 @@ def test_messages_about_a_prompt_file_name_no_options_for_corpora(tmp_path):
         corpus.read_text(str(tmp_path))
 
 
+def test_bad_row_of_a_skipped_file_is_named_by_its_line(tmp_path):
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    assert texts(tmp_path)[1] == [f"skipped {tmp_path / 'b.jsonl'}: line 2: 'text' is null"]
+
+
 def test_json_without_rows_is_named_and_skipped_in_a_directory(tmp_path):
     (tmp_path / "a.json").write_bytes(b"[]\n")
     with pytest.raises(CorpusError, match="has no rows"):

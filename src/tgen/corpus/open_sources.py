@@ -292,7 +292,7 @@ class _Opener:
         if isinstance(error, BinaryError):
             self._report.skipped[name] = error.kind
         else:
-            reason = error.message.removeprefix(name).lstrip(": ").removeprefix("is ")
+            reason = error.message.removeprefix(name).lstrip(",: ").removeprefix("is ")
             self._report.skipped[name] = reason
 
     def _read(
