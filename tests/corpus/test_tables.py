@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tgen import corpus
@@ -99,6 +99,7 @@ cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_cells_come_back(records):
     text = write([["prompt", "completion"], *records], quoting=csv.QUOTE_ALL)
     expected = [{"prompt": q, "completion": a} for q, a in records if a]
+    assume(expected)
     assert read(text)[2] == expected
 
 
@@ -233,6 +234,16 @@ def test_full_disk_is_an_error(table, monkeypatch):
     monkeypatch.setattr(RandomAccessFile, "append", fail)
     with pytest.raises(CorpusError, match=r"cannot store a\.parquet .*: No space left"):
         read(to_bytes(table, "parquet"), "a.parquet")
+
+
+def test_table_without_rows_is_an_error():
+    pa = pytest.importorskip("pyarrow")
+    empty = pa.table({"text": pa.array([], pa.string())})
+    for name, content in (("a.csv", "text,id\n"), ("a.parquet", to_bytes(empty, "parquet"))):
+        with pytest.raises(CorpusError, match=f"{name} has no rows"):
+            read(content, name)
+    with pytest.raises(CorpusError, match=r"a\.csv has only empty rows \(2\)"):
+        read('text,id\n"",1\n"",2\n')
 
 
 def test_limit_of_cells_is_restored():

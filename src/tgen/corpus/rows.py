@@ -119,6 +119,9 @@ class _Conversion:
             n_rows = self._forms.total()
             if self._n_bad and not (self._skips and n_rows):
                 raise self._bad_rows_error(n_rows)
+            if not (n_rows or self._is_lines):
+                content = f"only empty rows ({self._n_empty:,})" if self._n_empty else "no rows"
+                raise CorpusError(f"{self._source.name} has {content}", "name a file with rows")
         except BaseException:
             self._spool = None  # closed now, whoever keeps the error
             raise
