@@ -188,6 +188,12 @@ def test_damaged_parquet_is_an_error(table, monkeypatch):
     assert "pip install 'tgen-lm[tables]'" in error.value.hint
 
 
+def test_old_feather_file_is_named():
+    pytest.importorskip("pyarrow")
+    with pytest.raises(CorpusError, match=r"a\.feather: it is Feather version 1, expected"):
+        read(b"FEA1" + bytes(99), "a.feather")
+
+
 def test_only_the_wanted_columns_are_read(table):
     for name, made in (("a.parquet", "parquet"), ("a.feather", "file"), ("a.arrow", "stream")):
         content = to_bytes(table, made)

@@ -57,6 +57,8 @@ def _read_batches(kind: str, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     else:
         head = sys.stdin.buffer.read(6)
         sys.stdin.buffer.seek(0)
+        if head.startswith(b"FEA1"):
+            raise ValueError("it is Feather version 1, expected version 2 or parquet")
         if head == b"ARROW1":
             reader = ipc.open_file(file)
             batches = map(reader.get_batch, range(reader.num_record_batches))
