@@ -166,7 +166,7 @@ def test_template_can_compare_the_content_of_a_message(model):
 def test_templates_are_read_from_all_known_files(model, plain_model):
     with pytest.raises(ModelError, match="has no chat template") as caught:
         read_chat_template(plain_model)
-    assert "remove --chat" in caught.value.hint
+    assert "without --chat" in caught.value.hint
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     path = model(named, bos_token={"content": "<s>", "special": True}, pad_token=None)
     variables = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -162,7 +162,9 @@ FAILING = [
     ("generate -m 'a model' -n 999 -p a --overflow error", "use -n 32 or less, or add --overflow "
      "slide", "{} --overflow slide"),
     (f"{GENERATE} --engine torch --dtype int4", "--engine", GENERATE),
-    (f"{GENERATE} --chat", "remove --chat to continue the prompt as plain text", GENERATE),
+    (f"{GENERATE} --chat", "continue a prompt without --chat", GENERATE),
+    (f"{TUNE} --adapter ''", "name a file or a directory", TUNE),
+    ("train https://a.example/corpus.txt", "download it and name the file", TRAIN),
     (f"{GENERATE} --interactive", "remove --interactive", GENERATE),
     ("inspect -m 'a model' --view heads -p ''", "pass at least one character",
      "inspect -m 'a model' -p 'a b'"),

@@ -158,3 +158,16 @@ def test_a_hostile_corpus_and_output_name_train_cleanly(tmp_path):
         )
         assert _is_clean(done.stderr), done.stderr
         assert done.returncode == 0, done.stderr
+
+
+def test_a_directory_whose_name_is_not_utf8_can_be_exported(trained, tmp_path, monkeypatch):
+    path = tmp_path / "m\udcff"
+    shutil.copytree(trained, path, ignore=shutil.ignore_patterns("training"))
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["export", path, "--to", "gguf", "--out", "x.gguf"],
+        ["inspect", "-m", path, "-p", "to be", "--activations", "a.safetensors"],
+    ):
+        assert tgen(*command).returncode == 0
+    assert b"m?" in Path("x.gguf").read_bytes()
+    assert b"m?" in Path("a.safetensors").read_bytes()

@@ -6,6 +6,8 @@ import gzip
 import io
 import lzma
 import random
+import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -133,6 +135,20 @@ def test_damaged_and_locked_archives_say_so(tmp_path, monkeypatch):
     (tmp_path / "many").write_bytes(whole)
     with pytest.raises(CorpusError, match="more than 1 files"):
         corpus.read([str(tmp_path / "many")])
+
+
+@pytest.mark.skipif(not shutil.which("tar"), reason="tar is not installed")
+def test_sparse_file_in_an_archive_is_skipped_with_a_note(tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    with (tmp_path / "sparse.txt").open("wb") as file:
+        file.truncate(1 << 22)
+        file.write(TEXT)
+    for names in (["a.txt", "sparse.txt"], ["sparse.txt", "a.txt"]):
+        command = ["tar", "-S", "--format=gnu", "-cf", "x.tar", *names]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        texts, [note] = read(tmp_path / "x.tar")
+        assert texts == [TEXT]
+        assert note.endswith("x.tar/sparse.txt: stored without its zero bytes")
 
 
 def test_members_of_a_zip_are_counted_before_they_are_read(monkeypatch, tmp_path):

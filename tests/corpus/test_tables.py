@@ -256,3 +256,10 @@ def test_limit_of_cells_is_restored():
     limit = csv.field_size_limit()
     assert read(f"text\n{'a' * 200_000}\n")[2] == [{"text": "a" * 200_000}]
     assert csv.field_size_limit() == limit
+
+
+def test_byte_order_marks_of_joined_tables_are_left_out():
+    assert read("\ufeffprompt,answer\na,b\n\ufeffc,d\n")[2] == [
+        {"prompt": "a", "completion": "b"},
+        {"prompt": "c", "completion": "d"},
+    ]

@@ -44,7 +44,8 @@ def verdict(longest, natural, train=2.0, held_out=2.1, epochs=3.0):
     assert (report.longest_run_bytes, report.natural_run_bytes) == (longest, natural)
     assert (report.train_bits_per_byte, report.held_out_bits_per_byte) == (train, held_out)
     assert (
-        f" {longest} bytes" in report.verdict or " bits/byte on the training text" in report.verdict
+        f" {longest:,} bytes" in report.verdict
+        or " bits/byte on the training text" in report.verdict
     )
     return report.verdict.split(":")[0]
 

@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 32 << 20
 SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _TOOL_USE = "tool_use"  # the name that transformers has for a template of chats with tools
 _OBEY_BOS_FLAG = ("LlamaTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
-NO_CHAT_HINT = "remove --chat to continue the prompt as plain text"
+NO_CHAT_HINT = "choose a model with a chat template, or continue a prompt without --chat"
 
 
 @dataclass(frozen=True)

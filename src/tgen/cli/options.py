@@ -298,6 +298,8 @@ def _parse(flag: str, kind: Any, value: Any) -> Any:
     """Return one value as its type; a whole number may have zeros after a decimal point."""
     if isinstance(value, bool):
         return value
+    if kind is Path and value == "":  # it would be the current directory
+        raise UsageError(f"{flag}: the path is empty", "name a file or a directory")
     choices = _choices(kind)
     try:
         if kind is int:

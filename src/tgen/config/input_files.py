@@ -75,7 +75,7 @@ class Reading:
             if getattr(self, name) is not None:
                 raise UsageError(
                     f"{name}: has no effect, {files} was not read as rows",
-                    f"remove {name}, or name a file with rows",
+                    f"remove {name}, or name a file with rows, or add --as rows",
                     field=name,
                 )
 

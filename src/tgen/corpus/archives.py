@@ -269,10 +269,14 @@ def _tar_members(source: Source) -> Iterator[Member]:
         while (info := archive.next()) is not None:
             vars(archive)["members"] = []  # or all of them stay in memory
             start, n_bytes = info.offset_data, info.size
-            if n_bytes < 0 or start <= end or (info.isreg() and start + n_bytes > source.n_bytes):
+            is_stored = info.isreg() and not info.issparse()
+            if n_bytes < 0 or start <= end or (is_stored and start + n_bytes > source.n_bytes):
                 raise EOFError
             end = start
-            if info.isreg() and not info.issparse():
-                label = member_label(source.name, info.name)
+            label = member_label(source.name, info.name)
+            if info.issparse():
+                problem = CorpusError(f"{label} is stored without its zero bytes", "unpack it")
+                yield Member(info.name, problem, start / source.n_bytes)
+            elif is_stored:
                 part = source.part(label, start, n_bytes)
                 yield Member(info.name, part, (start + n_bytes) / source.n_bytes)

@@ -177,6 +177,8 @@ def _list_files(
     """Yield the files of a path, and how it names them."""
     if not path:  # Path would name the current directory
         raise CorpusError("the name of a file is empty (got '')", "name a file, or . for all here")
+    if path.startswith(("http://", "https://")):
+        raise CorpusError(f"{path} is the address of a page", "download it and name the file")
     if path != "-" and Path(path).is_dir():
         for file in _walk(Path(path)):
             if _is_included(file, Path(path), report, own_files):
@@ -349,9 +351,10 @@ class _Opener:
                     yield done
                     continue
                 member, content, end = found
+                if isinstance(content, CorpusError):
+                    self._skip(archives.member_label(source.name, member), content)
+                    continue
                 try:
-                    if isinstance(content, CorpusError):
-                        raise content
                     end = max(done, end)  # members may be in any order
                     opened += yield from as_part(self._read(content, member, bounds), done, end)
                     start = done = end

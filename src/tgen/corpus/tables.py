@@ -27,6 +27,7 @@ _DELIMITERS = ",;\t|"
 _MAX_CELL = 1 << 24  # characters
 _MAX_RECORD = 1 << 27  # bytes of a row that the other process sends
 _SAMPLE_BYTES = 1 << 18  # that tell the dialect
+_LEFT_OUT = dict.fromkeys(map(ord, "\0\ufeff"))  # byte order marks also inside joined files
 _SAMPLE_RECORDS = 50
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
@@ -107,8 +108,7 @@ def _read_csv(source: Source) -> Generator[NumberedRow]:
                     f"{source.name} has a row of more than {_MAX_RECORD:,} bytes", hint
                 )
             place[0] = start + len(line)
-            text = line.decode("utf-8-sig" if start == 0 else "utf-8").replace("\0", "")
-            yield text.replace("\r\n", "\n")
+            yield line.decode().translate(_LEFT_OUT).replace("\r\n", "\n")
 
     place = [0]
     reader = dialect.reader(lines())
@@ -126,6 +126,8 @@ def _read_csv(source: Source) -> Generator[NumberedRow]:
         except csv.Error as error:
             hint = "write cells with quotes or line breaks in quotes, and double their quotes"
             what = str(error).replace("\t", "\\t")
+            if "field limit" in what:
+                hint = "split its long cell"
             yield NumberedRow(number, CorpusError(f"not valid CSV: {what}", hint))
             continue
         if not cells:

@@ -214,8 +214,8 @@ def _table(
     rates = train.learning_rate, train.embedding_learning_rate, train.matrix_learning_rate
     rows = [
         Choice("size", choice.size, choice.why_size),
-        Choice("context", f"{run.context:,} tokens", choice.why_context),
-        _row("batch", windows, f"{budget.step_tokens:,} tokens per step", train.batch_size),
+        Choice("context", count(run.context, "token"), choice.why_context),
+        _row("batch", windows, f"{count(budget.step_tokens, 'token')} per step", train.batch_size),
         Choice("precision", config.precision, run.why_precision),
         *_lora(config, run),
         _row("start", start, reasons.start, train.bigram_start),

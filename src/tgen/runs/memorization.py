@@ -13,6 +13,7 @@ from tgen.corpus.overlap import find_members, prefix_sums, window_hashes
 from tgen.corpus.steps import finish
 from tgen.model.transformer import Transformer
 from tgen.planning import side_work
+from tgen.reports.number_format import count
 from tgen.reports.training import DoneReport, MemorizationReport
 from tgen.runs.prepare import PreparedRun
 from tgen.runs.samples import generate_texts
@@ -86,7 +87,7 @@ def judge_memorization(
     held_out, train = held_out_bits_per_byte, train_bits_per_byte
     ratio = longest_run / max(natural_run or 0, _MIN_NATURAL_RUN)
     unseen = "the end of the text" if held_out is None else "held-out text"
-    runs = f"longest copied run {longest_run} bytes"
+    runs = f"longest copied run {count(longest_run, 'byte')}"
     runs += "" if natural_run is None else f" ({unseen}: {natural_run})"
     bits = f"{train:.2f} bits/byte on the training text"
     if held_out is None and epochs >= _MIN_EPOCHS and train <= _MEMORIZED_BITS:

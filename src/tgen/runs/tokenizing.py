@@ -152,8 +152,12 @@ def split_corpus(
     notes = [*text.notes]
     whole, held_out = _split(text, config)
     if not held_out:
-        small = "the corpus is too small to hold any of it out, so " if config.val_fraction else ""
-        notes.append(f"{small}no validation set: the last weights are saved, not the best")
+        why = ""
+        if config.val_fraction > 0.5:
+            why = f"--val-fraction {config.val_fraction:g} leaves nothing to train on, so "
+        elif config.val_fraction:
+            why = "the corpus is too small to hold any of it out, so "
+        notes.append(f"{why}no validation set: the last weights are saved, not the best")
     n_dropped, n_bytes = corpus.count_dropped(text, whole, held_out)
     if n_dropped:
         notes.append(f"copies of validation documents dropped: {n_dropped:,} ({n_bytes:,} bytes)")
@@ -167,8 +171,8 @@ def split_corpus(
         )
     if 0 < val.n_bytes < _FEW_VAL_BYTES:
         notes.append(
-            f"the validation set has only {val.n_bytes:,} bytes, so its numbers are imprecise; "
-            "--val-fraction 0 trains on everything and saves the last weights"
+            f"the validation set has only {count(val.n_bytes, 'byte')}, so its numbers are "
+            "imprecise; --val-fraction 0 trains on everything and saves the last weights"
         )
     n_compared = min(_COMPARED_BYTES, max_bytes // _COMPARED_SHARE)
     samples = (

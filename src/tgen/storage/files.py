@@ -76,7 +76,8 @@ def _open_descriptor(path: Path) -> int:
         raise TgenError(f"{str(path)!r} cannot be a path", hint) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise TgenError(f"{path} is not a regular file", "name a regular file")
+        hint = "name a regular file, or pipe into -, where a command reads stdin"
+        raise TgenError(f"{path} is not a regular file", hint)
     return fd
 
 

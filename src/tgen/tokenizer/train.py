@@ -34,7 +34,7 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
     Raises UsageError for another kind, or for a vocabulary too small for all bytes.
     """
     min_size = 256 + len([END_OF_TEXT, PAD])
-    if vocab_size is not None and vocab_size < min_size:
+    if kind in ("char", "bpe") and vocab_size is not None and vocab_size < min_size:
         raise UsageError(
             f"vocab_size: too small (got {vocab_size}, expected at least {min_size})",
             f"set it to {min_size} or more: 256 bytes and two special tokens",
@@ -58,7 +58,7 @@ def make_tokenizer(kind: str, texts: list[bytes], *, vocab_size: int | None = No
     try:
         return Tokenizer(files.read(path, limit=_LIMIT).decode("utf-8", errors="replace"))
     except TokenizerError as error:
-        hint = "pass char, bpe, or the path of a tokenizer.json"
+        hint = "pass char, bpe, word, or the path of a tokenizer.json"
         hint = hint if error.hint == DAMAGED_HINT else error.hint
         raise TokenizerError(f"tokenizer {kind!r}: {error.message}", hint) from None
 

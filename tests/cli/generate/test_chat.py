@@ -54,7 +54,9 @@ def test_what_does_not_go_with_a_chat(model, plain_model, capsysbinary, tmp_path
         assert run([*base, *more]) == 2
         assert word in capsysbinary.readouterr().err
     assert run(["generate", "-m", str(plain_model), "-p", "x", "--chat"]) == 1
-    assert b"has no chat template\nhint: remove --chat" in capsysbinary.readouterr().err
+    assert (
+        b"has no chat template\nhint: choose a model with a chat" in capsysbinary.readouterr().err
+    )
     assert run(["generate", "-m", str(model("{% for %}")), "-p", "x", "--chat", "-q"]) == 1
     said = capsysbinary.readouterr().err
     assert said.startswith(b"error: the chat template failed: TemplateSyntaxError")

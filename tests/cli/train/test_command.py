@@ -98,7 +98,7 @@ def test_file_that_is_no_tokenizer_is_named(run_here, corpus):
     refused = run_here("train", "corpus.txt", "--tokenizer", "corpus.txt", "--dry-run", cwd=corpus)
     assert refused.returncode == 1
     assert b"tokenizer 'corpus.txt': cannot read tokenizer.json" in refused.stderr
-    assert b"hint: pass char, bpe, or the path of a tokenizer.json" in refused.stderr
+    assert b"hint: pass char, bpe, word, or the path of a tokenizer.json" in refused.stderr
 
 
 def test_empty_out_is_refused(run_here, corpus):

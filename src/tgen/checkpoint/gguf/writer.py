@@ -203,6 +203,6 @@ def _add_field(writer: Any, key: str, value: Any) -> None:
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
-        writer.add_string(key, value)
+        writer.add_string(key, value.encode(errors="replace").decode())  # a name of any bytes
     else:
         writer.add_array(key, value)

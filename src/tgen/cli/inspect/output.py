@@ -152,7 +152,7 @@ def _activations(inspector: Inspector, options: InspectOptions) -> files.Content
     metadata = {
         "schema": _ACTIVATIONS_SCHEMA,
         "tgen": __version__,
-        "model": str(inspector.bundle.path),
+        "model": str(inspector.bundle.path).encode(errors="replace").decode(),
         "model_sha256": model_dir.digest(inspector.bundle),
     }
     arrays = inspector.activations(options.layer, options.parts)
