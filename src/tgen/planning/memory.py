@@ -72,7 +72,8 @@ def check_memory(
     if memory is not None and needed > memory:
         raise UsageError(
             f"training needs about {format_bytes(needed)} of memory with "
-            f"batch_size={train.batch_size}, d_model={model.d_model}, d_ff={model.d_ff}; "
+            f"batch_size={train.batch_size}, n_layers={model.n_layers}, "
+            f"d_model={model.d_model}, d_ff={model.d_ff}; "
             f"{format_bytes(memory)} is available",
             "reduce one of them; --set accumulation=N splits a batch into micro-batches",
         )
