@@ -58,6 +58,17 @@ def test_quotes_that_are_escaped_or_plain():
     assert read(plain, "a.tsv")[2] == [{"text": '"So," he said'}, {"text": '"a'}]
 
 
+def test_spaces_before_quotes_are_removed():
+    expected = [{"prompt": "a", "completion": "b, c"}, {"prompt": 'd "e"', "completion": "f"}]
+    spaced = 'prompt, completion\n"a", "b, c"\n"d ""e""", f\n'
+    assert read(spaced)[2] == expected
+    assert read(spaced.replace(", ", ",  "))[2][1] == expected[1]
+    assert read("sep=^\n" + spaced.replace(", ", "^ "))[2][1] == expected[1]
+    rows = [['Say, "x"', " b"], ["d", ' "e"']]
+    kept = [dict(zip(("prompt", "completion"), row, strict=True)) for row in rows]
+    assert read(write([["prompt", "completion"], *rows]))[2] == kept
+
+
 def test_columns_have_names_or_numbers():
     assert read("name\nemma\nava\n")[0] == "text of the column 'name'"
     assert read("1,a long text of several words\n2,another long text of words\n")[2][0] == {

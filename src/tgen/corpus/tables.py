@@ -49,6 +49,7 @@ class Dialect(NamedTuple):
     delimiter: str
     quoted: bool  # cells may be in quotes
     escaped: bool  # quotes in cells have a backslash, as Spark and MySQL write them
+    spaced: bool  # spaces after a delimiter are not part of the cell
 
     def reader(self, lines: Iterable[str]) -> "_csv.Reader":
         """Return a reader of records that are valid."""
@@ -56,6 +57,7 @@ class Dialect(NamedTuple):
             (line.replace('\\"', '""') for line in lines) if self.escaped else lines,
             delimiter=self.delimiter,
             quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            skipinitialspace=self.spaced,
             strict=True,
         )
 
@@ -154,30 +156,35 @@ def _find_dialect(head: str, is_cut: bool) -> tuple[int, Dialect]:
     if lines and (match := _SEPARATOR_LINE.fullmatch(lines[0])):
         delimiters, n_skipped = match[1], 1
     dialects = [
-        Dialect(delimiter, quoted, escaped)
+        Dialect(delimiter, quoted, escaped, spaced)
         for delimiter in delimiters
         for quoted in ((True, False) if delimiter == "\t" else (True,))
         for escaped in ((False, True) if quoted and '\\"' in head else (False,))
+        for spaced in sorted(
+            {False, quoted and bool(re.search(f'{re.escape(delimiter)} +"', head))}
+        )
     ]
     return n_skipped, max(dialects, key=lambda dialect: _fit(lines[n_skipped:], dialect))
 
 
-def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int]:
+def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int, int]:
     """Return whether there are several columns, the share of records with as many cells as the
-    first, and their number."""
+    first, their number, and minus the number of cells that begin with a space and a quote."""
     reader = dialect.reader(lines)
     widths: list[int] = []
+    n_spaced = 0
     while len(widths) < _SAMPLE_RECORDS:
         try:
             if cells := _next_record(reader):
                 widths.append(len(cells))
+                n_spaced += sum(re.match(' +"', cell) is not None for cell in cells)
         except StopIteration:
             break
         except csv.Error:
             if reader.line_num < len(lines):  # the last record may be cut
                 widths.append(0)
     width = widths[0] if widths else 0
-    return width > 1, widths.count(width) / max(1, len(widths)), width
+    return width > 1, widths.count(width) / max(1, len(widths)), width, -n_spaced
 
 
 def _next_record(reader: "_csv.Reader") -> list[str]:
