@@ -312,6 +312,14 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
     head = documents.MAIL[: documents.MAIL.index("Content-Type")]
     forward = f"{head}\nOwn.\n\n-----Original Message-----\nFrom: x\n\nOther."
     assert read("b.eml", forward)[0] == "Own."
+    own = ["See point 3:\n\n> x\n", "Sent from my heart,\nthis is", "A:\n\n--\n\nb\n"]
+    for text in own:
+        expected = text.replace("> x\n", "").strip()
+        assert read("g.eml", f"{head}\n{text}")[0] == expected
+    for text in ("--\nB", "-- \n\nB", "--\n\n", "Sent from my phone\n\n> x"):
+        assert read("g.eml", f"{head}\nA\n{text}")[0] == "A"
+    for text in ("Le 3 mai 2024, B :", "On 3/5/24, B said:", "B <b@x>:", "B, 12:30:", "B wrote:"):
+        assert read("g.eml", f"{head}\nA\n\n{text}\n> x\n")[0] == "A"
     quote = "<blockquote>Other<blockquote>x</blockquote></blockquote>"
     page = f"<p>Own.</p><div>On 1 May, A wrote:</div>{quote}"
     assert read("c.eml", f"{head}Content-Type: text/html\n\n{page}")[0] == "Own."

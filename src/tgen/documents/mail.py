@@ -19,7 +19,9 @@ _SENT_FROM = re.compile(
     r"(sent from my|von meinem|gesendet von|envoyé de(puis)? mon|enviado desde) .*", re.I
 )
 _INTRODUCTION = re.compile(
-    r".*(\d|@|\bwrote|schrieb|écrit|escribió|escreveu|scritto|schreef|skrev|написал).*[::]", re.I
+    r".*(\d[:h]\d\d|\b(19|20)\d\d|\d[./-]\d+[./-]\d|@|"  # a time, a date or an address
+    r"\bwrote|schrieb|écrit|escribió|escreveu|scritto|schreef|skrev|написал).*[::]",
+    re.I,
 )
 _HEADER = re.compile(
     r"\s*(sent|date|to|gesendet|datum|an|envoyé|à|enviado|para|cc|subject)\s?: ", re.I
@@ -89,8 +91,12 @@ def _own_words(text: str) -> str:
     """Return a body without quotes, the lines that introduce them, and the signature."""
     kept: list[str] = []
     lines = text.split("\n")
+    last = max((i for i, line in enumerate(lines) if line.strip()), default=0)
     for i, line in enumerate(lines):
-        if line.rstrip() == "--" or _SENT_FROM.fullmatch(line.strip()):
+        following = i < last and lines[i + 1].strip()
+        if line.rstrip() == "--" and (line != "--" or following or i == last):
+            break
+        if _SENT_FROM.fullmatch(line.strip()) and not following:
             break
         if _FORWARD.fullmatch(line) and (
             line.lstrip()[:1] in "-_" or any(map(_HEADER.match, lines[i + 1 : i + 3]))
