@@ -175,6 +175,13 @@ def test_all_bad_rows_are_counted_and_the_first_five_shown():
         read("nope\nnope", "rows.jsonl", skip_bad_rows=True)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_lists_of_messages_are_read_alone_too(name, n):
+    row = {"prompt": [SYSTEM, QA[0]], "completion": QA[1:]}
+    assert read([row] * n, name)[1] == [{"messages": [SYSTEM, *QA]}] * n
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 def test_nan_is_null(name):
     rows = [{"instruction": "a", "input": math.nan, "output": "b", "id": math.inf}] * 2

@@ -257,14 +257,16 @@ class _Values:
 
 def _is_row(value: Row) -> bool:
     """Return whether an object alone in a file is a row: its form is known, and it is not one whose
-    values are lists or objects of a column's cells."""
+    values are lists or objects of a column's cells. Lists of messages are not cells."""
     try:
         form = find_form(value)
     except PreferenceError:
         return True
     if form in (*MESSAGES, "ShareGPT"):
         return not isinstance(value[find_answer(value) or ""], dict)
-    return form is not None and not all(isinstance(one, (list, dict)) for one in value.values())
+    lists = [one for one in value.values() if isinstance(one, (list, dict))]
+    has_messages = any(one and all(map(is_message, one)) for one in lists)
+    return form is not None and (has_messages or len(lists) < len(value))
 
 
 class _InnerRows(NamedTuple):
