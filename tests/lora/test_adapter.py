@@ -288,6 +288,7 @@ BAD_CONFIGS = {
     r"expected rank 8 by": {"r": 8},
     "r is 0": {"r": 0},
     "lora_alpha is x": {"lora_alpha": "x"},
+    "lora_alpha is 1000000001": {"lora_alpha": 10**9 + 1},
     "has the expression": {"rank_pattern": {"(a+)+q": 3}},
     "has an invalid expression": {"rank_pattern": {"(q": 3}},
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from support.models import make_model
-from support.runs import contents, load_run, request, resume, start_run
+from support.runs import contents, dry_run, load_run, request, resume, start_run
 from tgen import runs
 from tgen.checkpoint import model_dir
 from tgen.config.training import TrainConfig
@@ -73,6 +73,16 @@ def test_reading_the_users_general_text_is_a_phase_with_progress(tuning, tmp_pat
     (tmp_path / "general.csv").write_bytes(b"")
     with pytest.raises(CorpusError, match=r"^--general .* is empty"):
         list(prepare.prepare(replace(tuning, general=tmp_path / "general.csv"), folder=None))
+
+
+def test_plan_says_that_a_general_text_of_one_token_measures_nothing(tuning, tmp_path):
+    (tmp_path / "general.txt").write_bytes(b"x")
+    plan = dry_run(replace(tuning, general=tmp_path / "general.txt"))
+    [choice] = [one for one in plan.choices if one.name == "general text"]
+    assert (choice.value, choice.why) == (
+        "none",
+        "the only token of the user's text follows no other",
+    )
 
 
 def test_run_stopped_before_its_general_text_resumes_to_the_same(tuning, tmp_path):

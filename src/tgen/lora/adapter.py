@@ -403,8 +403,9 @@ def _number(path: Path, values: Mapping[str, Any], key: str, pattern: str, name:
             value = own
             break
     valid = isinstance(value, int | float) and not isinstance(value, bool)
-    if not valid or not 0 < value < 1e9 or (key == "r" and value != int(value)):
-        raise ModelError(f"{file}: {key} is {str(value)[:50]}", "use a positive number")
+    if not valid or not 0 < value <= 1e9 or (key == "r" and value != int(value)):
+        hint = "use a number above 0 and up to 1e9"
+        raise ModelError(f"{file}: {key} is {str(value)[:50]}", hint)
     return float(value)
 
 

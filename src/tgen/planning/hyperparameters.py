@@ -289,8 +289,9 @@ def _evaluation(config: ResolvedTrainConfig, run: PlannedRun, budget: Budget, wh
 
 def _general_text(run: PlannedRun, budget: Budget) -> Choice:
     n_texts, n_tokens = budget.side_work.general_texts, budget.side_work.general_tokens
-    if not n_tokens:
+    if n_tokens < 2 and not n_texts:
         why = "writing one would take too long; --general FILE names one"
+        why = "the only token of the user's text follows no other" if n_tokens else why
         return Choice("general text", "none", why)
     value, why = f"{n_tokens:,} tokens", "of the user's text"
     if n_texts:
