@@ -292,3 +292,15 @@ def test_late_progress_begins_with_the_first_update_after_a_moment(monkeypatch):
         update(0.5)
         update(0.7)
     assert shown == ["reading", 0.5, 0.7, "end"]
+
+
+def test_no_columns_mean_that_the_width_is_not_known():
+    code = "from tgen.cli.rich_console import out; print(out.width)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=clean_environment(COLUMNS="0"),
+        check=True,
+    )
+    assert result.stdout == b"80\n"

@@ -149,3 +149,18 @@ def test_files_of_the_model_are_not_overwritten(flag, tokenizer, tmp_path, capsy
     assert run([*command, *arguments]) == 2
     assert "is a file of a model" in capsys.readouterr().err
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_removed_working_directory_is_named(tmp_path):
+    command = (
+        f"cd {tmp_path}/gone && rmdir ../gone && exec {sys.executable} -m tgen train {__file__}"
+    )
+    (tmp_path / "gone").mkdir()
+    result = subprocess.run(
+        ["sh", "-c", f"{command} --dry-run"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=clean_environment(),
+        check=False,
+    )
+    complains(result, 1, "working directory no longer exists", "change to another directory")

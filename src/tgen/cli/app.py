@@ -229,7 +229,12 @@ def run(arguments: list[str]) -> int:
     except OSError as error:  # a full disk, a directory without write permission
         streams.discard_stdout()
         message = describe_os_error(error, "stdout" if only_prints else "")
-        console.print_error(message, _DISK_HINTS.get(error.errno or 0, ""))
+        hint = _DISK_HINTS.get(error.errno or 0, "")
+        try:
+            os.getcwd()
+        except OSError:
+            message, hint = "the working directory no longer exists", "change to another directory"
+        console.print_error(message, hint)
         return 1
     except Exception as error:
         if is_out_of_memory(error):

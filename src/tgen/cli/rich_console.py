@@ -1,5 +1,6 @@
 """Rich's consoles on stdout and stderr; `tgen.cli.console` imports them when they are needed."""
 
+import os
 from collections.abc import Iterable
 from typing import IO, cast
 
@@ -38,6 +39,8 @@ class _Output(_SafeConsole):
         raise StdoutClosedError
 
 
+if os.environ.get("COLUMNS") == "0":  # of a terminal that does not know its width, as in Emacs
+    del os.environ["COLUMNS"]
 err = _SafeConsole(
     file=cast(IO[str], stderr), highlight=False, markup=False, emoji=False, soft_wrap=True
 )
