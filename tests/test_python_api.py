@@ -385,7 +385,7 @@ def test_errors_name_keywords_instead_of_flags(trained, tmp_path):
         hints.append(error.value.hint)
     assert hints[0] == 'shorten the prompt, or add overflow="slide"'
     assert hints[1] == 'use max_new_tokens=32 or less, or add overflow="slide"'
-    assert hints[3] == "call generate to continue the prompt as plain text"
+    assert hints[3] == "choose a model with a chat template, or call generate"
     assert hints[4] == "shorten the text, or add tail=True to inspect its last tokens"
     assert f'`tgen.train(resume=True, out="{unfinished}")`' in hints[9]
 

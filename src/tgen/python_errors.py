@@ -54,7 +54,7 @@ def named_keywords() -> Iterator[None]:
 def _without_flags(text: str) -> str:
     if "torchrun --" in text:  # a command that has no other form
         return text
-    plain = re.sub(r"remove --chat(?= to )", "call generate", text).replace("--set ", "")
+    plain = text.replace("continue a prompt without --chat", "call generate").replace("--set ", "")
     plain = replace_flags(plain, _keywords(), _spell)
     return re.sub(r"tgen train((?: \w+(?:=[^\s`]+)?)+)(?=`|$)", _as_call, plain)
 

@@ -333,6 +333,23 @@ def test_resumed_run_writes_lost_files_of_its_model_again(lost, finished):
     assert contents(finished) == before
 
 
+def test_resumed_run_reads_the_tokenizer_of_its_model_if_its_own_is_gone(finished):
+    weights = (finished / "model.safetensors").read_bytes()
+    (finished / "training/tokenizer.json").unlink()
+    assert isinstance(list(resume(finished, threads=1))[-1], DoneReport)
+    assert (finished / "model.safetensors").read_bytes() == weights
+    (finished / "tokenizer.json").unlink()
+    with pytest.raises(TrainingError, match=r"training/tokenizer\.json is missing"):
+        list(resume(finished))
+
+
+def test_run_without_its_record_is_not_taken_for_none(finished):
+    (finished / "training/run.json").unlink()
+    with pytest.raises(TrainingError, match=r"training/run\.json is missing") as error:
+        list(resume(finished))
+    assert f"--from {finished}" in error.value.hint
+
+
 def test_model_of_the_best_step_is_written_again_in_the_middle_of_a_run(tmp_path):
     request_ = request(tmp_path, overrides={"learning_rate": "3", "matrix_learning_rate": "3"})
     calls = iter([False] * 12)

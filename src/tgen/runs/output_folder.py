@@ -177,6 +177,9 @@ def _is_run_or_start(out: Path) -> bool:
 def check_run_exists(out: Path) -> None:
     """Raise TrainingError unless `out` has a run to resume."""
     if not saved_state.has_run(out):
+        if any(saved_state.folder(out).glob("state-*")):
+            path, hint = saved_state.folder(out) / "run.json", saved_state.recovery_hint(out)
+            raise TrainingError(f"{path} is missing", hint)
         raise TrainingError(f"{out} contains no run to resume", "remove --resume to start one")
     saved_state.load_record(out)  # a lock would change the directory of another program
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tgen import corpus, distributed
 from tgen.config.training import TrainConfig
-from tgen.errors import TrainingError
+from tgen.errors import CorpusError, TrainingError
 from tgen.lora import adapter as adapters
 from tgen.lora import model_with_adapter
 from tgen.lora.matrices import Pair
@@ -60,8 +60,11 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     rank_checks.check_same_corpus(record.corpus)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, weights, pairs)
-    text = yield from read_again(old, record.corpus, old.reading)
     hint = f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}"
+    try:
+        text = yield from read_again(old, record.corpus, old.reading)
+    except CorpusError as error:  # the user has not named the file now
+        raise error if request.corpus else CorpusError(error.message, hint) from None
     check_corpus(source, old, text, hint)
     tokenizer = load_tokenizer(source, old)
     again = yield from tokenize_again(text, old, tokenizer, folder=folder)

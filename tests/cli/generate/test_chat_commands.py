@@ -137,6 +137,8 @@ def test_set_shows_what_was_changed(interact):
     answers = interact("/set no-penalize-prompt true", "/set no-penalize-prompt", "/set -n")
     assert answers[2][1] == "penalize-prompt false\n"
     assert answers[3][1] == "max-new-tokens 8\n"
+    answers = interact("/set bias king=3", "/set bias", "/set logit-bias 5=2", "/set logit-bias")
+    assert [answers[i][1] for i in (2, 4)] == ["bias king=3.0\n", "logit-bias 5=2.0\n"]
     (_, (_, err)) = interact("/set", options=["--seed", "1"])
     assert err == "all options have their defaults\n"
 

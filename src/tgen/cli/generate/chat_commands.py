@@ -97,6 +97,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, (str, bytes)):
         text = raw(value).decode(errors="replace")
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,})"
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], float):  # of a bias
+        return f"{_shown(value[0])}={value[1]}"
     if isinstance(value, tuple):
         return ", ".join(map(_shown, value)) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
