@@ -115,8 +115,9 @@ def test_changed_corpus_is_refused_and_an_unchanged_copy_is_not(tmp_path):
     repeat(tmp_path, corpus=[str(tmp_path / "copy.txt")])
     assert weights(tmp_path, "again") == weights(tmp_path, "model")
     (tmp_path / "corpus.txt").unlink()
-    with pytest.raises(CorpusError):
+    with pytest.raises(CorpusError, match="does not exist") as missing:
         repeat(tmp_path, "third")
+    assert missing.value.hint == error.value.hint
 
 
 def test_run_that_cannot_be_repeated_is_refused(tmp_path):
