@@ -88,6 +88,12 @@ def test_encoding_of_the_user_is_for_texts_that_are_not_utf8(tmp_path):
     )
     text, notes = read(tmp_path / "a", "café".encode(), encoding="cp437")
     assert (text.decode(), notes) == ("café", ["1 text, utf-8, although --encoding is cp437"])
+    for name in ("utf-16-le", "utf-32-be"):
+        text, notes = read(tmp_path / "a", b"plain words, even", encoding=name)
+        assert text == b"plain words, even"
+        assert notes == [f"1 text, utf-8, although --encoding is {name}"]
+        for words in ("plain words", "あおい"):
+            assert read(tmp_path / "a", words.encode(name), encoding=name)[0].decode() == words
     text, notes = read(tmp_path / "a", b"x" * 200 + b"\x81\xe9", encoding="cp1252")
     assert text.decode() == "x" * 200 + "\ufffdé"
     assert "1 character of" in notes[-1] or "1 character of" in notes[0]

@@ -73,7 +73,8 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
         return plain if first_bad is None else (yield from unknown_encoding(source, ""))
     if given is not None:
         codec = _with_byte_order(codecs.lookup(given).name, head)
-        is_ascii = codec.startswith(_WIDE) and b"\0" not in head
+        is_wide = b"\0" in head or _detect_japanese(head)
+        is_ascii = codec.startswith(_WIDE) and not is_wide
         if first_bad is None and (first_wide is not None or is_ascii):
             return plain._replace(how=f"although --encoding is {given}")
         return Encoding(codec, 0, _GIVEN)
