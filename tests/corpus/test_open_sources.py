@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import zipfile
 from itertools import pairwise
 
 import pytest
@@ -55,7 +56,6 @@ def _csv() -> bytes:
 
 def test_progress_of_long_files_is_reported(tmp_path, monkeypatch):
     import gzip
-    import zipfile
 
     table = _csv()
     rows = [dict(zip(("prompt", "completion"), map(str, (i, i)), strict=True)) for i in range(9999)]
@@ -187,6 +187,18 @@ def test_as_overrides_the_recognition(tmp_path):
         texts(tmp_path / "page", read_as="document")
     with pytest.raises(UsageError, match="no effect on files read as bytes"):
         Reading(read_as="bytes", encoding="cp1252")
+
+
+def test_office_documents_have_no_plain_text(tmp_path):
+    for first in ("[Content_Types].xml", "docProps/app.xml", "word/numbering.xml"):
+        with zipfile.ZipFile(tmp_path / "a.docx", "w") as packed:
+            packed.writestr(first, "")
+            packed.writestr("word/document.xml", "<a>b</a>")
+        with pytest.raises(CorpusError, match="is a Microsoft Office document"):
+            texts(tmp_path / "a.docx", read_as="text")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("word/a.txt", "words")
+    assert texts(tmp_path / "a.zip", read_as="text")[0] == [b"words"]
 
 
 def test_options_of_rows_need_rows(tmp_path):

@@ -1,5 +1,7 @@
 """Kinds of files without text, known by their first bytes."""
 
+from tgen.documents.kinds import document_kind
+
 _MAGIC = (  # position, bytes, kind
     (0, b"\x89PNG", "a PNG picture"),
     (0, b"\xff\xd8\xff", "a JPEG picture"),
@@ -42,9 +44,10 @@ _MAGIC = (  # position, bytes, kind
     (0, b"\0\1\0\0\0", "a font"),
     *((0, b"\x80" + bytes([version]), "a Python pickle") for version in range(2, 6)),
 )
+_OFFICE = "a Microsoft Office document (.docx, .xlsx, .pptx)"
 _ZIPPED = (  # name of a ZIP file's first member, kind
-    (b"[Content_Types].xml", "a Microsoft Office document (.docx, .xlsx, .pptx)"),
-    (b"_rels/.rels", "a Microsoft Office document (.docx, .xlsx, .pptx)"),
+    (b"[Content_Types].xml", _OFFICE),
+    (b"_rels/.rels", _OFFICE),
     (b"mimetypeapplication/epub", "an EPUB book"),
     (b"mimetypeapplication/vnd.oasis", "an OpenDocument file (.odt, .ods, .odp)"),
 )
@@ -61,7 +64,9 @@ def binary_kind(head: bytes, n_bytes: int) -> str | None:
         first = head[30:230]
         if b"/data.pkl" in first:
             return "PyTorch weights"
-        return next((kind for start, kind in _ZIPPED if first.startswith(start)), None)
+        is_office = document_kind("", head) in ("docx", "sheet", "slides")
+        by_name = (kind for start, kind in _ZIPPED if first.startswith(start))
+        return next(by_name, _OFFICE if is_office else None)
     is_binary = b"\0" in head
     for position, magic, kind in _MAGIC:
         if head.startswith(magic, position) and (is_binary or not _is_word(magic)):
