@@ -94,7 +94,10 @@ def reading_options() -> Any:
 
 
 def _parse_columns(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    """Return the names between commas; names that have a comma are in quotes."""
+    is_quoted = text.count('"') % 2 == 0
+    names = re.split(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)' if is_quoted else ",", text)
+    return tuple(re.sub(r'(?s)\A"(.*)"\Z', r"\1", name.strip()) for name in names)
 
 
 def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any) -> Any:
