@@ -69,6 +69,19 @@ def test_spaces_before_quotes_are_removed():
     assert read(write([["prompt", "completion"], *rows]))[2] == kept
 
 
+@pytest.mark.parametrize("delimiter", list(",;\t|"))
+def test_table_of_another_name_is_read_as_rows(tmp_path, delimiter):
+    table = write([["q", "a"], ["Who, me?", "yes"], ["Why", "x\ny"]], delimiter=delimiter)
+    (tmp_path / "table.txt").write_text(table)
+    reading = Reading(read_as="rows", columns="q,a")
+    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
+    assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
+    for text in ("One line, and\nanother line.\n", 'A, b\n{"q": 1, "a": 2}\n{"q": 1, "a": 2}\n'):
+        (tmp_path / "table.txt").write_text(text)
+        with pytest.raises(CorpusError, match="not valid JSON"):
+            corpus.read([str(tmp_path / "table.txt")], reading=reading)
+
+
 def test_columns_have_names_or_numbers():
     assert read("name\nemma\nava\n")[0] == "text of the column 'name'"
     assert read("1,a long text of several words\n2,another long text of words\n")[2][0] == {

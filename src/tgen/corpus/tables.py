@@ -86,6 +86,15 @@ def table_kind(name: str, head: bytes) -> str | None:
     return "tsv" if name.endswith((".tsv", ".tab")) else None
 
 
+def has_columns(head: bytes) -> bool:
+    """Return whether most of the first lines of a text are records of several cells, as many as in
+    the first, and none begins as JSON does."""
+    text = head.decode("utf-8-sig", errors="replace")
+    n_skipped, dialect = _find_dialect(text, False)
+    has_several, share, *_ = _fit(text.splitlines(keepends=True)[n_skipped:], dialect)
+    return has_several and share > 0.5 and not re.search(r"(?m)^[\[{]", text)
+
+
 def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Generator[NumberedRow]:
     """Yield the rows of a table of one of `KINDS`.
 
