@@ -72,6 +72,12 @@ def test_plain_text_is_the_file_itself(tmp_path):
         assert read(tmp_path / "text", content) == (content, [])
 
 
+def test_korean_in_seven_bits_is_recognized(tmp_path):
+    words = "방앗간 주인은 새소리를 듣고 문을 엽니다.\n" * 3
+    text, notes = read(tmp_path / "text", words.encode("iso2022_kr"))
+    assert (text.decode(), notes) == (words, ["1 text, iso2022_kr, by its form"])
+
+
 def test_uncertain_bytes_stay_with_a_note(tmp_path):
     for content in (b"caf\xe9", b"x" * 3000 + b"\xe9" + b"y" * 3000, "é".encode() * 500 + b"\xff"):
         text, [note] = read(tmp_path / "text", content)

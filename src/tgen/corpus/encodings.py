@@ -27,7 +27,10 @@ _EXTENDED = {
     "gb2312": "gb18030",
     "gbk": "gb18030",
 }
-_ESCAPES = re.compile(rb"\x1b(\$[@B]|\([BIJ])")  # of iso2022_jp, whose bytes are ASCII
+_ESCAPES = {  # of encodings whose bytes are ASCII
+    "iso2022_jp": re.compile(rb"\x1b(\$[@B]|\([BIJ])"),
+    "iso2022_kr": re.compile(rb"\x1b\$\)C"),
+}
 _LATIN, _LATIN_RUN = re.compile("[\u00c0-\u024f]"), re.compile("[\u00c0-\u024f]{3,}")
 _KANA, _MIN_KANA = re.compile("[\u3041-\u30ff]"), 0.1
 # ASCII, kana, ideographs and wide forms.
@@ -84,8 +87,9 @@ def find_encoding(source: Source, *, given: str | None = None, known: str = "") 
     if wide or b"\0" in head:
         return Encoding(wide, 0, "by its form") if wide else plain
     if first_bad is None:
-        is_iso2022 = b"\x1b" in head and _ESCAPES.search(head) and _fits(head, "iso2022_jp")
-        return Encoding("iso2022_jp", 0, "by its form") if is_iso2022 else plain
+        fitting = (c for c, mark in _ESCAPES.items() if mark.search(head) and _fits(head, c))
+        codec = next(fitting, "") if b"\x1b" in head else ""
+        return Encoding(codec, 0, "by its form") if codec else plain
     if known:
         return Encoding(known, 0, "as detected")
     if first_wide is not None and first_bad - first_wide > _MIXED:
