@@ -182,6 +182,12 @@ def test_lists_of_messages_are_read_alone_too(name, n):
     assert read([row] * n, name)[1] == [{"messages": [SYSTEM, *QA]}] * n
 
 
+@pytest.mark.parametrize("head", ['{\n"a" }}', '{"a": 1]', '{ "" x'])
+def test_invalid_object_is_recognized_by_its_name_only(head):
+    assert row_kind("a.json", head.encode()) is None
+    assert row_kind("a.jsonl", head.encode()) == "json lines"
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 def test_nan_is_null(name):
     rows = [{"instruction": "a", "input": math.nan, "output": "b", "id": math.inf}] * 2

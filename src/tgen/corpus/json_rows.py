@@ -264,9 +264,10 @@ def _is_row(value: Row) -> bool:
         return True
     if form in (*MESSAGES, "ShareGPT"):
         return not isinstance(value[find_answer(value) or ""], dict)
+    if form is None:
+        return False
     lists = [one for one in value.values() if isinstance(one, (list, dict))]
-    has_messages = any(one and all(map(is_message, one)) for one in lists)
-    return form is not None and (has_messages or len(lists) < len(value))
+    return len(lists) < len(value) or any(one and all(map(is_message, one)) for one in lists)
 
 
 class _InnerRows(NamedTuple):
