@@ -133,6 +133,14 @@ def test_shell_completes_model_names(tmp_path, shell):
     assert b"other" not in result.stdout
 
 
+def test_completion_of_options_has_a_line_each():
+    request = {"_TYPER_COMPLETE_ARGS": "tgen generate --", "_TGEN_COMPLETE": "complete_fish"}
+    result = tgen("ignored", _TYPER_COMPLETE_FISH_ACTION="get-args", **request)
+    lines = result.stdout.decode().splitlines()
+    assert len(lines) > 50
+    assert all(line.startswith("--") and "\t" in line for line in lines)
+
+
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
 def test_output_has_no_escape_codes_without_a_terminal(trained, terminal):
     for arguments in (["--help"], ["generate", "--help"], ["inspect", "-m", trained, "-p", "a"]):

@@ -45,7 +45,7 @@ def small(monkeypatch):
     """Blocks and pieces of a few bytes instead of megabytes."""
     monkeypatch.setattr(documents, "_BLOCK", 16)
     monkeypatch.setattr(documents, "_MAX_BYTES_IN_RAM", 8)
-    monkeypatch.setattr(sources, "_STDIN_IN_RAM", 10)
+    monkeypatch.setattr(sources, "_PIPE_IN_RAM", 10)
     monkeypatch.setattr(sources, "_BLOCK", 7)
     monkeypatch.setattr(tokenize, "_PIECE", 12)
     monkeypatch.setattr(tokenize, "_SEARCH", 5)

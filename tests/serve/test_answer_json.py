@@ -13,9 +13,9 @@ from tgen.loaded_model import LoadedModel
 from tgen.reports.generation import Token
 from tgen.serve.answer_json import Answer
 from tgen.serve.engine_thread import PromptScores
+from tgen.serve.live_tokens import TokenAnswer, TokensRequest
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.text_request import CompletionRequest, parse
-from tgen.serve.token_answer import TokenAnswer, TokensRequest
 
 TOKENS = [b"", b" Hi", b" you", b"\xc3", b"\xa4", b"\xa5"]
 

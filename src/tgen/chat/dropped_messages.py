@@ -34,9 +34,11 @@ def check_complete(
         with suppress(RejectedMessagesError):
             other = render([*messages[:i], changed, *messages[i + 1 :]])
             if contents[i] and other == text:
+                role = messages[i]["role"]
+                hint = f"use a role that it knows, such as {' or '.join(_KNOWN_ROLES)}, or remove "
+                hint += "the message"
+                if role in _KNOWN_ROLES:
+                    hint = "use another template, or remove the message"
                 raise UsageError(
-                    f"the chat template leaves out message {i + 1}, of the role "
-                    f"{messages[i]['role'][:40]!r}",
-                    f"use a role that it knows, such as {' or '.join(_KNOWN_ROLES)}, or remove "
-                    "the message",
+                    f"the chat template leaves out message {i + 1}, of the role {role[:40]!r}", hint
                 )

@@ -56,7 +56,7 @@ _INSTEAD_OF_ARGUMENTS = {
 _DISK_HINTS = {
     errno.ENOSPC: "free disk space and try again",
     errno.EDQUOT: "free disk space and try again",
-    errno.EROFS: "choose a writable location",
+    **dict.fromkeys((errno.EROFS, errno.EPERM, errno.ENOENT), "choose a writable location"),
     errno.EACCES: "check its permissions and those of its directory",
 }
 
@@ -197,6 +197,8 @@ def _end(status: int) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
     completing = "_TGEN_COMPLETE" in os.environ
+    if completing:
+        os.environ["COLUMNS"] = "1000"  # shells read a line per candidate
     only_prints = not arguments or bool({"-h", "--help", "--version"} & set(arguments))
     console.command_words[:] = arguments
     try:

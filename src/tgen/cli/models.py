@@ -269,28 +269,42 @@ def _ask(path: Path, details: str) -> None:
         raise typer.Exit(1)
 
 
+_HIDDEN_FIRST = (">written", "found in", "dtype", ">context", "family")  # on a narrow terminal
+
+
 def _print_table(reports: Sequence[ModelReport]) -> None:
     """Print one row per model to stdout, and problems to stderr."""
     from rich.text import Text
 
-    from tgen.cli.rich_console import out
+    from tgen.cli.rich_console import out, wide
     from tgen.drawing.tables import table
 
-    rows = table(
-        "name", "family", ">parameters", "dtype", ">context", ">size", ">written", "found in"
-    )
-    for report in reports:
-        rows.add_row(
-            Text(report.name, style="bold" if report.is_default else ""),
-            Text(_kind(report) or "–"),
-            _number(report.n_parameters),
-            report.dtype or "–",
-            _number(report.context_length),
-            format_bytes(report.n_bytes),
-            "–" if report.modified is None else _local_time(report.modified),
-            Text(report.found_by),
-        )
+    columns: dict[str, list[Text | str]] = {
+        "name": [Text(one.name, style="bold" if one.is_default else "") for one in reports],
+        "family": [Text(_kind(one) or "–") for one in reports],
+        ">parameters": [_number(one.n_parameters) for one in reports],
+        "dtype": [one.dtype or "–" for one in reports],
+        ">context": [_number(one.context_length) for one in reports],
+        ">size": [format_bytes(one.n_bytes) for one in reports],
+        ">written": [
+            "–" if t is None else _local_time(t) for t in (one.modified for one in reports)
+        ],
+        "found in": [Text(one.found_by) for one in reports],
+    }
+    hidden: list[str] = []
+    while True:
+        rows = table(*columns)
+        for cells in zip(*columns.values(), strict=True):
+            rows.add_row(*cells)
+        fits = not out.is_terminal or wide.measure(rows).maximum <= out.width
+        if fits or len(hidden) == len(_HIDDEN_FIRST):
+            break
+        hidden.append(_HIDDEN_FIRST[len(hidden)])
+        del columns[hidden[-1]]
     console.show(rows, wrap=out.is_terminal)  # only a terminal has a width
+    if hidden:
+        names = ", ".join(name.lstrip(">") for name in hidden)
+        console.print_status(f"not shown at this width: {names}; --json has all")
     for report in reports:
         if report.is_default:
             console.print_status(f"default: {report.name}")

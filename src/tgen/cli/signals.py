@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first one asks a training run to save and stop.
 
 `runs.trainer` calls `StopSignal.is_requested` after every step and saves when it returns True.
-`runs.deferred_signals` makes signals wait for the import of torch.
+`runs.uninterrupted` makes signals wait for the import of torch.
 """
 
 import signal

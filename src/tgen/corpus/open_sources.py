@@ -22,7 +22,7 @@ from tgen.corpus.encodings import Changes, Encoding, decode, find_encoding, unkn
 from tgen.corpus.json_rows import may_hold_rows
 from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
-from tgen.corpus.sources import Source, Spool, read_stdin
+from tgen.corpus.sources import Source, Spool, read_pipe
 from tgen.corpus.steps import Steps, as_part, finish
 from tgen.corpus.tables import has_columns, table_kind
 from tgen.documents.convert import close_converter, convert_document
@@ -137,9 +137,11 @@ def open_sources(
     n_done, n_bytes = 0, sum(map(_size_of, found))
     try:
         for name, origin in found:
-            is_stdin = name == "-" and origin == "name"
-            source = read_stdin(stdin_head) if is_stdin else Source(name, Path(name))
-            n_bytes += source.n_bytes if is_stdin else 0
+            if origin == "name" and (name == "-" or files.is_pipe(name)):
+                source = read_pipe(name, stdin_head if name == "-" else b"")
+                n_bytes += source.n_bytes
+            else:
+                source = Source(name, Path(name))
             start, size = n_done, source.n_bytes
             n_done += size
             total = max(1, n_bytes, n_done)
@@ -161,8 +163,9 @@ def fingerprint(paths: Sequence[str], own_files: OwnFiles) -> str:
     tells other files apart without converting them."""
     digest = hashlib.sha256()
     for path in paths:
-        listed = _list_files(path, ReadingReport(), cache(own_files)) if path != "-" else ()
-        for name, _ in listed:
+        if path == "-" or files.is_pipe(path):
+            continue
+        for name, _ in _list_files(path, ReadingReport(), cache(own_files)):
             source = Source(name, Path(name))
             label = f"{Path(name).name}\0{source.n_bytes}\0"  # folders may differ
             digest.update(label.encode(errors="surrogateescape"))

@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +12,7 @@ from tgen.errors import CorpusError, TgenError
 from tgen.storage import files
 
 _BLOCK = 1 << 20  # bytes per read
-_STDIN_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
+_PIPE_IN_RAM = 1 << 24  # bytes; longer input is stored in a temporary file
 
 _MAX_READ = 1 << 26  # bytes that a library may request at once, for example a file's directory
 
@@ -192,14 +192,17 @@ def stdin() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def read_stdin(head: bytes = b"") -> Source:
-    """Return `head` and all of stdin as a source; raise CorpusError if it cannot be stored."""
-    data = head + stdin().read(_STDIN_IN_RAM)
-    if len(data) < _STDIN_IN_RAM:
-        return Source("-", data)
-    with storing("stdin", "free disk space, or save the text to a file and pass its path"):
-        spool = files.open_temporary(None)
-        while data:
-            spool.append(data)
-            data = stdin().read(_BLOCK)
-    return Source("-", spool)
+def read_pipe(name: str, head: bytes = b"") -> Source:
+    """Return `head` and all of a pipe, or of stdin, which is "-", as a source; raise CorpusError if
+    it cannot be stored."""
+    with nullcontext(stdin()) if name == "-" else files.open_pipe(name) as stream:
+        data = head + stream.read(_PIPE_IN_RAM)
+        if len(data) < _PIPE_IN_RAM:
+            return Source(name, data)
+        what = "stdin" if name == "-" else name
+        with storing(what, "free disk space, or save the text to a file and pass its path"):
+            spool = files.open_temporary(None)
+            while data:
+                spool.append(data)
+                data = stream.read(_BLOCK)
+    return Source(name, spool)

@@ -293,7 +293,7 @@ def _general_text(run: PlannedRun, budget: Budget) -> Choice:
         why = "writing one would take too long; --general FILE names one"
         why = "the only token of the user's text follows no other" if n_tokens else why
         return Choice("general text", "none", why)
-    value, why = f"{n_tokens:,} tokens", "of the user's text"
+    value, why = count(n_tokens, "token"), "of the user's text"
     if n_texts:
         value, why = f"{n_texts:,} texts of {TEXT_TOKENS} tokens", "written by the base model"
     share = "" if run.train.steps is not None else f", at most {SHARE:.0%} of the time"

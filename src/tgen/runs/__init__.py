@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator
 from tgen import distributed
 from tgen.errors import UsageError
 from tgen.reports.training import PhaseReport, PlanReport, RunReport
-from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.output_folder import (
     check_out_is_free,
     check_out_is_not_source,
@@ -25,6 +24,7 @@ from tgen.runs.output_folder import (
     lock_run,
 )
 from tgen.runs.request import ResumeRequest, RunRequest
+from tgen.runs.uninterrupted import defer_signals
 
 __all__ = ["ResumeRequest", "RunRequest", "dry_run_reports", "resume", "start"]
 

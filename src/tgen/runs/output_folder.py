@@ -16,8 +16,8 @@ from tgen.config.training import Parallel
 from tgen.errors import LockedError, TgenError, TrainingError, UsageError
 from tgen.lora import adapter_base
 from tgen.runs import saved_state
-from tgen.runs.deferred_signals import defer_signals
 from tgen.runs.request import RunRequest
+from tgen.runs.uninterrupted import defer_signals
 from tgen.storage import files, locks
 from tgen.storage.files import output_problem
 
@@ -27,7 +27,8 @@ def default_output(corpus: list[str]) -> Path:
     if not corpus:
         hint = "name a text file, or - for stdin; with --resume, pass --out"
         raise UsageError("no corpus", hint)
-    return Path("models") / ("stdin" if corpus[0] == "-" else default_name(corpus[0]))
+    piped = corpus[0] == "-" or files.is_pipe(corpus[0])
+    return Path("models") / ("stdin" if piped else default_name(corpus[0]))
 
 
 def default_name(corpus: str) -> str:

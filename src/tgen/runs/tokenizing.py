@@ -181,9 +181,10 @@ def split_corpus(
     )
     overlap = corpus.overlap_fraction(*samples)
     if overlap >= _LARGE_OVERLAP:
+        share = "all" if overlap == 1 else f"at least {overlap:.0%}"
         notes.append(
-            f"at least {overlap:.0%} of the validation set also occurs in the training text, in "
-            "runs of 64 bytes or more: validation loss is too optimistic"
+            f"{share} of the validation set also occurs in the training text, in runs of 64 bytes "
+            "or more: validation loss is too optimistic"
         )
     return train, val, whole.n_bytes, notes
 

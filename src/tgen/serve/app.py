@@ -39,11 +39,11 @@ from tgen.serve.http_response import (
 )
 from tgen.serve.inspection import VIEWS, InspectionProcess
 from tgen.serve.json_body import load_object
+from tgen.serve.live_tokens import TokenAnswer, TokensRequest
 from tgen.serve.models import ModelSource, ServedModel, ServedModels
 from tgen.serve.preparation import PreparedTexts, find_call_form, prepare
 from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
-from tgen.serve.token_answer import TokenAnswer, TokensRequest
 
 _PREPARING_THREADS = 2
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop

@@ -22,9 +22,9 @@ from tgen.runs import saved_state
 from tgen.runs.text_sources import stored_index
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import JsonObject, Objects, Unicode, is_ids, validate
+from tgen.serve.live_tokens import MAX_TOP, describe_token, name_token
 from tgen.serve.preparation import check_ids, find_chat_format
 from tgen.serve.text_request import ChatRequest, to_request
-from tgen.serve.token_answer import MAX_TOP, describe_token, name_token
 
 _REPEATS = 5
 _MAX_PHRASE = 2000  # characters

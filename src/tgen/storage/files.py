@@ -64,6 +64,19 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def is_pipe(path: str) -> bool:
+    """Return whether a path is that of a pipe, such as a shell's <(command)."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def open_pipe(path: str) -> BinaryIO:
+    """Open a pipe for reading, once a program writes to it."""
+    return open(path, "rb")
+
+
 def _open_descriptor(path: Path) -> int:
     try:  # non-blocking, so that a named pipe without a writer does not hang the open
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

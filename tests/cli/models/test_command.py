@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.models import make_model
 from support.runs import RUN_JSON
 from tgen.checkpoint import model_dir
 from tgen.checkpoint.model_lookup import data_folder, find_model, list_models
+from tgen.cli import rich_console
 from tgen.cli.app import run
 from tgen.runs.output_folder import lock_run
 from tgen.storage.sealed_file import encode_header, publish_sealed
@@ -77,6 +79,19 @@ def test_list_has_every_name_that_is_found(models):
     assert "default: plays" in err
     assert "warning: notes: unknown model type" in err
     assert models("--quiet")[2] == ""
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 45])
+def test_a_terminal_of_any_width_shows_whole_names(models, monkeypatch, width):
+    monkeypatch.setattr(rich_console.out, "_force_terminal", True)
+    monkeypatch.setattr(rich_console.out, "_width", width)
+    _, out, err = models()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert all(len(line.rstrip()) <= width for line in plain.splitlines())
+    assert [line.split()[0] for line in plain.splitlines()] == ["name", *list_models()]
+    hidden = err.rpartition("not shown at this width: ")[2].split(";")[0].split(", ")
+    names = ["written", "found in", "dtype", "context", "family"]
+    assert [name for name in names if name not in plain] == (hidden if "not shown" in err else [])
 
 
 def test_adapters_are_listed_with_their_base(models):

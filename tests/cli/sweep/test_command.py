@@ -100,7 +100,7 @@ def test_dry_run_shows_how_many_how_long_and_how_large(run_here, corpus):
     shown = run_here("sweep", "corpus.txt", *arguments, "--dry-run", cwd=corpus).stdout.decode()
     assert re.search(r"family +model +time per run\n", shown)
     assert re.search(r"llama +llama, 0.05 M parameters +2 min\n", shown)
-    assert "2 combinations × 3 seeds = 6 runs, about 12:00 in all, about 12.0 MB on disk" in shown
+    assert "2 combinations × 3 seeds = 6 runs, about 12:00 of training, about 12.0 MB" in shown
     assert not (corpus / "sweeps").exists()
 
 

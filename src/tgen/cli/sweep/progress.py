@@ -125,7 +125,7 @@ def _plan_lines(plan: SweepPlanReport) -> Iterator[str]:
     n_cells, n_seeds = len(plan.cells), len(plan.seeds)
     yield (
         f"{count(n_cells, 'combination')} × {count(n_seeds, 'seed')} = "
-        f"{count(n_cells * n_seeds, 'run')}, about {format_duration(plan.seconds)} in all, "
+        f"{count(n_cells * n_seeds, 'run')}, about {format_duration(plan.seconds)} of training, "
         f"about {format_bytes(plan.disk_bytes)} on disk"
     )
     if len(plan.rungs) > 1:

@@ -12,7 +12,7 @@ from tgen.reports.training import DoneReport
 def print_result(report: DoneReport, *, chat: bool) -> None:
     """Print the lines to stderr; `chat` says whether the model is one for chats."""
     steps = count(report.step, "step")
-    work = f"{steps}, {report.tokens:,} tokens in {format_duration(report.seconds)}"
+    work = f"{steps}, {count(report.tokens, 'token')} in {format_duration(report.seconds)}"
     if not report.finished:
         out = shlex.quote(report.out)
         console.print_status(f"stopped and saved: {work}")
