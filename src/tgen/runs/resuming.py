@@ -43,16 +43,21 @@ def read_again(
 
 
 def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
-    """Load a run's tokenizer, or the model's copy of it; raise TrainingError if both are gone or
-    have changed."""
+    """Load a run's tokenizer or, if it is gone, the model's copy; raise TrainingError if it has
+    changed, or without a copy."""
     path = run_state.folder(out) / "tokenizer.json"
-    for one in (path, out / "tokenizer.json"):
-        text = files.read(one) if one.exists() else b""
-        if record.tokenizer_sha256 == hashlib.sha256(text).hexdigest():
-            n_rows = record.plan.model.vocab_size
-            return Tokenizer(text.decode(), end_ids=record.end_ids, n_rows=n_rows)
-    problem = "has changed since the run started" if path.exists() else "is missing"
-    raise TrainingError(f"{path} {problem}", run_state.recovery_hint(out))
+    if not path.exists():
+        path = out / "tokenizer.json"
+    if not path.exists():
+        hint = run_state.recovery_hint(out)
+        raise TrainingError(f"{run_state.folder(out) / path.name} is missing", hint)
+    text = files.read(path)
+    if record.tokenizer_sha256 != hashlib.sha256(text).hexdigest():
+        raise TrainingError(
+            f"{path} has changed since the run started", f"restore the file; {out} may have a copy"
+        )
+    n_rows = record.plan.model.vocab_size
+    return Tokenizer(text.decode(), end_ids=record.end_ids, n_rows=n_rows)
 
 
 def load_newest_state(out: Path, record: RunRecord) -> run_state.SavedState:
