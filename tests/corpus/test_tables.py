@@ -76,6 +76,10 @@ def test_table_of_another_name_is_read_as_rows(tmp_path, delimiter):
     reading = Reading(read_as="rows", columns="q,a")
     documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
     assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
+    table = write([["q", "a"], ["x" * 70_000, "a\n[x] b"]], delimiter=delimiter)
+    (tmp_path / "table.txt").write_text(table)
+    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
+    assert [*documents] == [(b"x" * 70_000, b"a\n[x] b")]
     for text in ("One line, and\nanother line.\n", 'A, b\n{"q": 1, "a": 2}\n{"q": 1, "a": 2}\n'):
         (tmp_path / "table.txt").write_text(text)
         with pytest.raises(CorpusError, match="not valid JSON"):

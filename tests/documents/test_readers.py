@@ -384,9 +384,9 @@ def test_what_people_wrote_into_a_whatsapp_chat_stays(read):
     assert read("a.txt", chat) == expected
     stamp = "[01/01/24, 12:00:00 AM] "
     chat = f"{stamp}Ann: see \u200e<attached: 1.jpg>\n{stamp}Bob: a \u200eשלום\u200e b\n"
-    chat += f"{stamp}Bob: ok \u200e<This message was edited>\n"
+    chat += f"{stamp}Bob: ok\nfine \u200e<This message was edited>\n"
     chat += f"{stamp}Bob: \u200eThis message was deleted.\n"
-    expected = "Ann: see\nBob: a שלום b\nBob: ok", {"attachment": 1}
+    expected = "Ann: see\nBob: a שלום b\nBob: ok\nfine", {"attachment": 1}
     assert read("_chat.txt", chat) == expected
 
 

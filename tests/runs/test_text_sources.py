@@ -1,7 +1,9 @@
 """The training text of a run: its index, without one its corpus, and that it is never exported."""
 
 import json
+import os
 import stat
+import threading
 
 import pytest
 
@@ -91,6 +93,16 @@ def test_a_model_without_a_run_and_a_corpus_from_stdin_are_errors(tmp_path):
     plain = start(tmp_path)
     path = saved_state.folder(plain) / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"corpus": ["-"]}))
+    with pytest.raises(ModelError, match="its corpus came from stdin"):
+        sources(plain, SECRET)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_corpus_from_a_pipe_is_recorded_as_stdin(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[TEXT], daemon=True).start()
+    plain = start(tmp_path, corpus=[str(pipe)])
     with pytest.raises(ModelError, match="its corpus came from stdin"):
         sources(plain, SECRET)
 

@@ -38,12 +38,20 @@ _JAPANESE = re.compile("[\\s!-~\u3000-\u30ff\u4e00-\u9fff\uff01-\uff9f]")
 _MIN_JAPANESE = 0.95
 _MAX_IN_RUNS = 0.2  # of the accented letters of a Latin text
 _ASCII = re.compile(rb"[\0-\x7f]*")
-_REPLACEMENT = "\ufffd".encode()
 _MARK, _BEGUN_MARK = codecs.BOM_UTF8, re.compile(rb"\xef\xbb?\Z")
 _WIDE = ("utf-16", "utf-32")
 _GIVEN, _MARKED = "as --encoding says", "by its byte order mark"
 _MIN_WORDS = 18  # a few repeated words fit into several encodings
+_MISSING = "\ufdd0"  # stands for what an encoding lacks; it is no character, so texts lack it
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
+
+
+def _mark_missing(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _MISSING, error.end
+
+
+codecs.register_error("tgen.mark", _mark_missing)
 
 
 class Encoding(NamedTuple):
@@ -130,10 +138,10 @@ def decode(
     and with LF.
 
     A CR is a line break before LF, and in a text whose first block has no LF. Characters that an
-    encoding lacks become U+FFFD if the user or a byte order mark names it; raises
-    UnicodeDecodeError for other encodings.
+    encoding other than UTF-8 lacks become U+FFFD if the user or a byte order mark names it; raises
+    UnicodeDecodeError for one that was detected.
     """
-    errors = "replace" if encoding.how in (_GIVEN, _MARKED) else "strict"
+    errors = "tgen.mark" if encoding.how in (_GIVEN, _MARKED) else "strict"
     decoder = codecs.getincrementaldecoder(encoding.codec)(errors)
     position, is_old_mac, pending = encoding.start, None, b""
     while True:
@@ -141,9 +149,9 @@ def decode(
         position += len(block)
         text = block
         if encoding.codec != "utf-8":
-            text = decoder.decode(block, final=not block).encode("utf-8", "replace")
-        if errors == "replace":
-            changes.n_replaced += text.count(_REPLACEMENT)
+            decoded = decoder.decode(block, final=not block)
+            changes.n_replaced += decoded.count(_MISSING)
+            text = decoded.replace(_MISSING, "\ufffd").encode("utf-8", "replace")
         if line_breaks:
             text, pending = pending + text, b""
             changes.n_marks += text.count(_MARK)

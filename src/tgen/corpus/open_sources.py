@@ -368,6 +368,7 @@ class _Opener:
         if not opened:
             reasons = [f": skipped {one}: {skipped.pop(one)}" for one in [*skipped][n_skipped:]]
             problem = f"has no text{reasons[-1]}" if reasons else "has no files besides hidden ones"
+            problem += f" (the last of {len(reasons)} files)" if len(reasons) > 1 else ""
             raise CorpusError(f"{source.name} {problem}", "name an archive with texts")
         return opened
 
@@ -437,7 +438,7 @@ class _Opener:
                     head = next(decode(source, encoding, Changes()), b"")
                 kind = row_kind(name, head)
             if self._reading.read_as == "rows":
-                kind = kind or ("csv" if has_columns(head) else "json lines")
+                kind = kind or ("csv" if has_columns(text) else "json lines")
             if not encoding.is_plain or (kind is None and encoding.may_change):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 store = self._spool.store(source.name, blocks, source)

@@ -214,6 +214,8 @@ def shown_key(key: str) -> str:
 
 def shown(value: Any) -> str:
     """Return the beginning of a value as one line for an error."""
+    if value == b"":  # of a table
+        return "bytes that are not UTF-8"
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return repr(text[:SHOWN]) + ("..." if len(text) > SHOWN else "")
 

@@ -27,7 +27,6 @@ _DELIMITERS = ",;\t|"
 _MAX_CELL = 1 << 24  # characters
 _MAX_RECORD = 1 << 27  # bytes of a row that the other process sends
 _SAMPLE_BYTES = 1 << 18  # that tell the dialect
-_LEFT_OUT = dict.fromkeys(map(ord, "\0\ufeff"))  # byte order marks also inside joined files
 _SAMPLE_RECORDS = 50
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
@@ -35,6 +34,7 @@ _SECONDS, _BYTES_PER_SECOND = 60, 100_000  # of CPU time
 _SCRIPT = Path(__file__).with_name("table_child.py")  # it imports little besides pyarrow
 _MAX_HEADING = 64  # characters of a column's name
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
+_JSON_LINE = re.compile(r'^(\{\s*["}]|\[\s*["{\[])', re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
 _DECODER = json.JSONDecoder(  # of the other process
     parse_constant=lambda _: None,  # NaN and Infinity
@@ -86,13 +86,13 @@ def table_kind(name: str, head: bytes) -> str | None:
     return "tsv" if name.endswith((".tsv", ".tab")) else None
 
 
-def has_columns(head: bytes) -> bool:
+def has_columns(source: Source) -> bool:
     """Return whether most of the first lines of a text are records of several cells, as many as in
-    the first, and none begins as JSON does."""
-    text = head.decode("utf-8-sig", errors="replace")
-    n_skipped, dialect = _find_dialect(text, False)
+    the first, and none begins as a JSON object or list does."""
+    text = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
+    n_skipped, dialect = _find_dialect(text, len(text) < source.n_bytes)
     has_several, share, *_ = _fit(text.splitlines(keepends=True)[n_skipped:], dialect)
-    return has_several and share > 0.5 and not re.search(r"(?m)^[\[{]", text)
+    return has_several and share > 0.5 and not _JSON_LINE.search(text)
 
 
 def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Generator[NumberedRow]:
@@ -119,7 +119,8 @@ def _read_csv(source: Source) -> Generator[NumberedRow]:
                     f"{source.name} has a row of more than {_MAX_RECORD:,} bytes", hint
                 )
             place[0] = start + len(line)
-            yield line.decode().translate(_LEFT_OUT).replace("\r\n", "\n")
+            text = line.decode().replace("\0", "").replace("\ufeff", "")  # marks of joined files
+            yield text.replace("\r\n", "\n")
 
     place = [0]
     reader = dialect.reader(lines())

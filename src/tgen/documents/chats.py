@@ -31,13 +31,14 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
     for line in text.split("\n"):
         stamp = re.match(WHATSAPP_STAMP, line)
         if not stamp:
+            line = _without_own_words(line)
             if begin is not None and (line or not begin):
                 lines.append(begin + line)
                 begin = ""
             continue
         name, colon, message = line[stamp.end() :].partition(": ")
         name = f"{_MARKS.sub('', name).strip()}: "
-        typed = _OWN_WORDS.sub("", message).replace("\u200e", "").rstrip()
+        typed = _without_own_words(message)
         is_notice = len(name) > _MAX_NAME + 2 or not colon or typed.rstrip(".") in _DELETED
         is_attachment = not typed or _ATTACHMENT.fullmatch(typed.strip())
         begin = None if is_notice else name if is_attachment else ""  # before a caption
@@ -46,6 +47,10 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
         else:
             lines.append(name + typed)
     yield "\n".join(lines).replace(_EDITED, "").strip()
+
+
+def _without_own_words(line: str) -> str:
+    return _OWN_WORDS.sub("", line).replace("\u200e", "").rstrip()
 
 
 def read_telegram(text: str, left_out: Counter[str]) -> Iterator[str]:

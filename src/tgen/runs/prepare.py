@@ -51,7 +51,7 @@ from tgen.runs.general_text import cut_general, read_general
 from tgen.runs.output_folder import own_files
 from tgen.runs.overrides import parse_overrides
 from tgen.runs.request import RunRequest
-from tgen.runs.run_record import RunRecord
+from tgen.runs.run_record import RunRecord, recorded_corpus
 from tgen.runs.text_sources import training_documents
 from tgen.runs.tokenizing import (
     PhaseProgress,
@@ -400,7 +400,7 @@ def _record(
     """Return the record of a new run."""
     return RunRecord(
         run_id=new_run_id(),
-        corpus=request.corpus,
+        corpus=recorded_corpus(request.corpus),
         corpus_sha256=documents.sha256,
         corpus_bytes=documents.n_bytes,
         train_bytes=text.train_bytes,

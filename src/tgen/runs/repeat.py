@@ -32,7 +32,7 @@ from tgen.runs.resuming import (
     read_again,
     tokenize_again,
 )
-from tgen.runs.run_record import RunRecord
+from tgen.runs.run_record import RunRecord, recorded_corpus
 from tgen.runs.text_sources import training_documents
 from tgen.runs.tokenizing import Phases
 from tgen.training.state import Progress
@@ -63,8 +63,10 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     hint = f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}"
     try:
         text = yield from read_again(old, record.corpus, old.reading)
-    except CorpusError as error:  # the user has not named the file now
-        raise error if request.corpus else CorpusError(error.message, hint) from None
+    except CorpusError as error:
+        if request.corpus or all(Path(path).exists() for path in record.corpus):
+            raise
+        raise CorpusError(error.message, hint) from None  # the user has not named the file now
     check_corpus(source, old, text, hint)
     tokenizer = load_tokenizer(source, old)
     again = yield from tokenize_again(text, old, tokenizer, folder=folder)
@@ -136,7 +138,7 @@ def _record(request: RunRequest, old: RunRecord, device: Device, steps: int) -> 
     return replace(
         old,
         run_id=new_run_id(),
-        corpus=request.corpus or old.corpus,
+        corpus=recorded_corpus(request.corpus or old.corpus),
         plan=replace(old.plan, train=train, choices=choices, notes=[]),
         device=device.type,
         threads=n_threads() * distributed.ranks().local_world_size,

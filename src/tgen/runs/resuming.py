@@ -13,7 +13,7 @@ from tgen.errors import CorpusError, TrainingError, UsageError
 from tgen.reports.training import PhaseReport
 from tgen.runs import saved_state as run_state
 from tgen.runs.chat_rows import tokenize_rows
-from tgen.runs.run_record import RunRecord, check_field_types
+from tgen.runs.run_record import RunRecord, check_field_types, recorded_corpus
 from tgen.runs.text_sources import read_as_recorded
 from tgen.runs.tokenizing import PhaseProgress, PreparedText, split_corpus, tokenize_split
 from tgen.storage import files
@@ -45,14 +45,12 @@ def read_again(
 def load_tokenizer(out: Path, record: RunRecord) -> Tokenizer:
     """Load a run's tokenizer or, if it is gone, the model's copy; raise TrainingError if it has
     changed, or without a copy."""
-    path = run_state.folder(out) / "tokenizer.json"
-    if not path.exists():
-        path = out / "tokenizer.json"
-    if not path.exists():
-        hint = run_state.recovery_hint(out)
-        raise TrainingError(f"{run_state.folder(out) / path.name} is missing", hint)
-    text = files.read(path)
+    path, copy = run_state.folder(out) / "tokenizer.json", out / "tokenizer.json"
+    is_gone = not path.exists()
+    text = b"" if is_gone and not copy.exists() else files.read(copy if is_gone else path)
     if record.tokenizer_sha256 != hashlib.sha256(text).hexdigest():
+        if is_gone:
+            raise TrainingError(f"{path} is missing", run_state.recovery_hint(out))
         raise TrainingError(
             f"{path} has changed since the run started", f"restore the file; {out} may have a copy"
         )
@@ -256,7 +254,7 @@ def tokenize_new_corpus(
     record = replace(
         record,
         overridden=[*record.overridden, note],
-        corpus=names,
+        corpus=recorded_corpus(names),
         corpus_sha256=text.sha256,
         corpus_bytes=text.n_bytes,
         corpus_changes=record.corpus_changes + 1,

@@ -3,7 +3,7 @@
 It also describes the run's LoRA adapter. The types of all values read from the file are checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from tgen.planning.costs import FrozenModel
 from tgen.planning.plan import Plan
 from tgen.reports.training import Choice
 from tgen.runs.request import Log
+from tgen.storage import files
 
 
 def check_field_types(instance: Any) -> None:
@@ -189,3 +190,8 @@ class RunRecord:
                 "training/run.json is damaged or was written by another version of tgen",
                 "restore a backup, or fine-tune the weights: --from this directory, another --out",
             ) from None
+
+
+def recorded_corpus(paths: Sequence[str]) -> list[str]:
+    """Return paths as a run records them: a pipe as stdin, since neither can be read again."""
+    return ["-" if files.is_pipe(path) else path for path in paths]

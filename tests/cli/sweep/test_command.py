@@ -1,6 +1,7 @@
 """`tgen sweep` from the command line: values, errors, and its results."""
 
 import json
+import os
 import re
 
 import pytest
@@ -84,6 +85,13 @@ def test_usage_errors_come_before_the_first_run(run_here, corpus, arguments, mes
     assert shown.returncode == 2, shown.stderr
     assert message.encode() in shown.stderr
     assert not (corpus / "out").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_sweep_does_not_read_a_pipe(run_here, corpus):
+    os.mkfifo(corpus / "pipe")
+    shown = run_here("sweep", "pipe", "--out", "out", cwd=corpus)
+    assert (shown.returncode, b"reads its corpus several times" in shown.stderr) == (2, True)
 
 
 def test_dry_run_shows_how_many_how_long_and_how_large(run_here, corpus):

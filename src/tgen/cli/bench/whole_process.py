@@ -46,8 +46,7 @@ def run_end_to_end(options: BenchOptions) -> None:
 
 
 def _ms(timing: Timing) -> str:
-    ms = timing.median * 1e3
-    return f"{ms:,.1f} ±{spread(timing) * ms:,.1f}"
+    return f"{timing.median * 1e3:,.1f} ±{(timing.p90 - timing.p10) / 2 * 1e3:,.1f}"
 
 
 def phase_table(report: EndToEndReport) -> list[Table | Text]:

@@ -34,6 +34,7 @@ from tgen.reports.sweep import SweepRunReport
 from tgen.reports.training import StepReport
 from tgen.runs import RunRequest
 from tgen.runs.output_folder import default_name
+from tgen.storage import files
 
 if TYPE_CHECKING:
     from tgen.experiments.sweep import SweepReport, SweepRequest
@@ -136,8 +137,10 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if not self.run.get("corpus"):
             raise UsageError("no corpus", "name a text file")
-        if "-" in self.run["corpus"]:
-            raise UsageError("a sweep reads its corpus several times", "name a file instead of -")
+        for path in self.run["corpus"]:
+            if path == "-" or files.is_pipe(path):
+                hint = f"name a file instead of {path}"
+                raise UsageError("a sweep reads its corpus several times", hint)
 
     def request(self) -> "SweepRequest":
         """Return the sweep; raise UsageError for invalid values."""
