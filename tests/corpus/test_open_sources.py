@@ -68,7 +68,7 @@ def test_progress_of_long_files_is_reported(tmp_path, monkeypatch):
     (tmp_path / "bytes").write_bytes(b"K\xe4se\n" * 9999)
     with gzip.open(tmp_path / "a.csv.gz", "wb", 1) as packed:
         packed.write(table)
-    for module in ("archives", "documents", "encodings", "jsonl", "sources"):
+    for module in ("archives", "document_table", "encodings", "jsonl", "sources"):
         monkeypatch.setattr(f"tgen.corpus.{module}._BLOCK", 9999)
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as packed:
         packed.writestr("a.csv", table)

@@ -18,7 +18,7 @@ from support.vocabularies import smollm2_like, without_bytes
 from tgen import corpus
 from tgen.config.training import TrainConfig
 from tgen.corpus import parallel_tokenize
-from tgen.corpus.documents import Document
+from tgen.corpus.document_table import Document
 from tgen.errors import CorpusError, TgenError, UsageError
 from tgen.machine import worker_pool
 from tgen.runs import tokenizing

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.corpora import tokenize as tokenize_all
 from support.corpora import tokenize_counting
 from tgen import corpus
-from tgen.corpus import documents, sources, split, tokenize
+from tgen.corpus import document_table, sources, split, tokenize
 from tgen.errors import CorpusError
 from tgen.tokenizer import train_char
 
@@ -43,8 +43,8 @@ SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 @pytest.fixture
 def small(monkeypatch):
     """Blocks and pieces of a few bytes instead of megabytes."""
-    monkeypatch.setattr(documents, "_BLOCK", 16)
-    monkeypatch.setattr(documents, "_MAX_BYTES_IN_RAM", 8)
+    monkeypatch.setattr(document_table, "_BLOCK", 16)
+    monkeypatch.setattr(document_table, "_MAX_BYTES_IN_RAM", 8)
     monkeypatch.setattr(sources, "_PIPE_IN_RAM", 10)
     monkeypatch.setattr(sources, "_BLOCK", 7)
     monkeypatch.setattr(tokenize, "_PIECE", 12)
@@ -274,9 +274,9 @@ def test_corpus_that_changes_while_it_is_tokenized_is_an_error(tmp_path):
 
 def test_memory_use_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     for module, name in [
-        (documents, "_BLOCK"),
+        (document_table, "_BLOCK"),
         (sources, "_BLOCK"),
-        (documents, "_MAX_BYTES_IN_RAM"),
+        (document_table, "_MAX_BYTES_IN_RAM"),
         (tokenize, "_PIECE"),
     ]:
         monkeypatch.setattr(module, name, 1 << 16)

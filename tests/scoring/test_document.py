@@ -87,7 +87,7 @@ def test_long_document_is_scored_in_pieces_as_a_whole(open_random, monkeypatch, 
     whole = list(DocumentScorer(model, (PART,)).tokens())
     (tmp_path / "long.txt").write_bytes(PART)
     monkeypatch.setattr("tgen.corpus.tokenize._PIECE", 200)
-    monkeypatch.setattr("tgen.corpus.documents._MAX_BYTES_IN_RAM", 100)
+    monkeypatch.setattr("tgen.corpus.document_table._MAX_BYTES_IN_RAM", 100)
     monkeypatch.setattr("tgen.scoring.score._FEED", 11)
     (long,) = read([str(tmp_path / "long.txt")]).documents
     assert not isinstance(long[0], bytes)

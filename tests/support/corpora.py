@@ -5,7 +5,7 @@ import json
 
 from tgen import corpus
 from tgen.corpus import Corpus
-from tgen.corpus.documents import DocumentTable
+from tgen.corpus.document_table import DocumentTable
 from tgen.corpus.sources import Source
 
 

@@ -104,7 +104,7 @@ def tokenize(options: TokenizeOptions) -> None:
 def _split_texts(options: TokenizeOptions) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Yield the name of each text and its pieces. Plain text on stdin may be endless, so it is not
     stored."""
-    from tgen.corpus.documents import LongText
+    from tgen.corpus.document_table import LongText
     from tgen.corpus.open_sources import HEAD, is_plain_text
     from tgen.corpus.sources import stdin
     from tgen.corpus.tokenize import split_stream, split_text

@@ -5,7 +5,7 @@ paths -> Source (bytes) -> Documents, split in two -> Tokens -> TokenDataset or 
 
 from tgen.corpus.conversation import parse_conversation
 from tgen.corpus.dataset import Batch, TokenDataset, Tokens, token_arrays, tokens_of
-from tgen.corpus.documents import Corpus, Documents, read, read_in_steps, read_text
+from tgen.corpus.document_table import Corpus, Documents, read, read_in_steps, read_text
 from tgen.corpus.ngrams import count_bigrams, ngram_tables
 from tgen.corpus.overlap import overlap_fraction
 from tgen.corpus.packing import PackedRows, document_lengths

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tgen.corpus.documents import Corpus, Documents, Part
+from tgen.corpus.document_table import Corpus, Documents, Part
 
 _MIN_VAL_ROWS, _MAX_VAL_ROWS = 8, 500  # fewer say little, more take time at each evaluation
 MAX_VAL_BYTES = 1 << 22  # a larger validation set would not make the loss more certain

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgen.corpus.conversation import parse_conversation
-from tgen.corpus.documents import Documents
+from tgen.corpus.document_table import Documents
 from tgen.corpus.sources import Source
 from tgen.corpus.steps import Steps, as_part
 from tgen.corpus.suffix_array import BYTES_PER_SUFFIX, END, MAX_BYTES, sort_suffixes

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tgen.config.training import LossOn
 from tgen.corpus.dataset import Tokens
-from tgen.corpus.documents import Document, Part
+from tgen.corpus.document_table import Document, Part
 from tgen.corpus.parallel_tokenize import Piece, encode_pieces
 from tgen.storage import files
 from tgen.storage.disk_array import IN_MEMORY, Array, DiskArray

@@ -12,7 +12,7 @@ import numpy as np
 from tgen.chat.training_rows import EncodedRow, Row, RowEncoder, RowError
 from tgen.config import raw
 from tgen.corpus import Documents, parse_conversation
-from tgen.corpus.documents import Document
+from tgen.corpus.document_table import Document
 from tgen.corpus.parallel_tokenize import encode_pieces
 from tgen.corpus.tokenize import split_documents
 from tgen.errors import CorpusError, ModelError, UsageError
