@@ -91,8 +91,9 @@ def test_a_rank_that_hangs_in_a_step_ends_all_ranks(on_ranks):
 
 STORE_TIMEOUT = """
 import torch.distributed as dist
-from tgen.distributed import join_process_group
+from tgen.distributed import barrier, join_process_group
 with join_process_group():
+    barrier()  # a rank that leaves at once may break the connection that the other still makes
     _, store = dist.distributed_c10d._world.pg_map[dist.group.WORLD]
     print(store.timeout.total_seconds())
 """
