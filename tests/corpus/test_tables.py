@@ -76,6 +76,9 @@ def test_table_of_another_name_is_read_as_rows(tmp_path, delimiter):
     reading = Reading(read_as="rows", columns="q,a")
     documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
     assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
+    (tmp_path / "table.txt").write_bytes(table.encode("utf-16"))
+    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
+    assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
     table = write([["q", "a"], ["x" * 70_000, "a\n[x] b"]], delimiter=delimiter)
     (tmp_path / "table.txt").write_text(table)
     documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents

@@ -24,7 +24,7 @@ from tgen.corpus.jsonl import contains_rows
 from tgen.corpus.rows import convert_rows, row_kind
 from tgen.corpus.sources import Source, Spool, read_pipe
 from tgen.corpus.steps import Steps, as_part, finish
-from tgen.corpus.tables import has_columns, table_kind
+from tgen.corpus.tables import SAMPLE_BYTES, has_columns, table_kind
 from tgen.documents.convert import close_converter, convert_document
 from tgen.documents.kinds import ANY_ENCODING, document_kind
 from tgen.errors import CorpusError
@@ -438,7 +438,9 @@ class _Opener:
                     head = next(decode(source, encoding, Changes()), b"")
                 kind = row_kind(name, head)
             if self._reading.read_as == "rows":
-                kind = kind or ("csv" if has_columns(text) else "json lines")
+                beginning = source.read(0, SAMPLE_BYTES) if encoding.is_plain else head
+                is_csv = has_columns(beginning, is_cut=len(beginning) < source.n_bytes)
+                kind = kind or ("csv" if is_csv else "json lines")
             if not encoding.is_plain or (kind is None and encoding.may_change):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 store = self._spool.store(source.name, blocks, source)

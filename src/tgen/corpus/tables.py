@@ -26,7 +26,7 @@ KINDS = ("csv", "tsv", "parquet", "arrow")
 _DELIMITERS = ",;\t|"
 _MAX_CELL = 1 << 24  # characters
 _MAX_RECORD = 1 << 27  # bytes of a row that the other process sends
-_SAMPLE_BYTES = 1 << 18  # that tell the dialect
+SAMPLE_BYTES = 1 << 18  # that tell the dialect
 _SAMPLE_RECORDS = 50
 _MAX_TABLE = 1 << 30  # bytes of all rows as JSON, and as many times its own bytes:
 _MAX_EXPANSION = 100
@@ -86,11 +86,11 @@ def table_kind(name: str, head: bytes) -> str | None:
     return "tsv" if name.endswith((".tsv", ".tab")) else None
 
 
-def has_columns(source: Source) -> bool:
-    """Return whether most of the first lines of a text are records of several cells, as many as in
-    the first, and none begins as a JSON object or list does."""
-    text = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
-    n_skipped, dialect = _find_dialect(text, len(text) < source.n_bytes)
+def has_columns(beginning: bytes, *, is_cut: bool) -> bool:
+    """Return whether most of the first lines of a text in UTF-8 are records of several cells, as
+    many as in the first, and none begins as a JSON object or list does."""
+    text = beginning.decode("utf-8-sig", errors="replace")
+    n_skipped, dialect = _find_dialect(text, is_cut)
     has_several, share, *_ = _fit(text.splitlines(keepends=True)[n_skipped:], dialect)
     return has_several and share > 0.5 and not _JSON_LINE.search(text)
 
@@ -107,7 +107,7 @@ def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Genera
 
 
 def _read_csv(source: Source) -> Generator[NumberedRow]:
-    head = source.read(0, _SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
+    head = source.read(0, SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
     n_skipped, dialect = _find_dialect(head, len(head) < source.n_bytes)
     record = 0  # start of the current one
 
