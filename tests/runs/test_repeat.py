@@ -1,6 +1,8 @@
 """Runs repeated from their record: the same weights, or an error that says what has changed."""
 
 import json
+import os
+import threading
 from dataclasses import replace
 from itertools import accumulate, chain
 from itertools import repeat as repeat_number
@@ -102,6 +104,16 @@ def test_record_names_versions_and_cpu(tmp_path):
     assert {"tgen", "torch", "numpy", "python", "threads", "processor", "cpu", "cpu_flags"} <= {
         name for name, value in environment.items() if value != ""
     }
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_unchanged_copy_may_be_a_pipe(tmp_path):
+    list(runs.start(request(tmp_path)))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[TEXT], daemon=True).start()
+    repeat(tmp_path, corpus=[str(pipe)])
+    assert weights(tmp_path, "again") == weights(tmp_path, "model")
 
 
 def test_changed_corpus_is_refused_and_an_unchanged_copy_is_not(tmp_path):

@@ -56,15 +56,15 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     memory = rank_checks.min_rank_memory(device)
     set_threads(request.threads or (None if distributed.launched() else old.threads))
     weights, pairs = yield from _load_base(old)
-    record = _record(request, old, device, steps)
-    rank_checks.check_same_corpus(record.corpus)
+    record, paths = _record(request, old, device, steps), request.corpus or old.corpus
+    rank_checks.check_same_corpus(paths)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, weights, pairs)
     hint = f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}"
     try:
-        text = yield from read_again(old, record.corpus, old.reading)
+        text = yield from read_again(old, paths, old.reading)
     except CorpusError as error:
-        if request.corpus or all(Path(path).exists() for path in record.corpus):
+        if request.corpus or all(Path(path).exists() for path in paths):
             raise
         raise CorpusError(error.message, hint) from None  # the user has not named the file now
     check_corpus(source, old, text, hint)
