@@ -133,7 +133,7 @@ def test_bytes_that_a_marked_encoding_lacks_are_replaced_and_counted(tmp_path, c
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-32"])
 def test_replacement_characters_of_the_text_itself_are_not_counted(tmp_path, codec):
-    text = "\ufffd \ufffd\n" * 9
+    text = "\ufffd \ufffd \ufdd0\n" * 9
     content, [note] = read(tmp_path / "text", text.encode(codec))
     assert content.decode() == text
     assert note.startswith("1 text, ")

@@ -42,7 +42,7 @@ _MARK, _BEGUN_MARK = codecs.BOM_UTF8, re.compile(rb"\xef\xbb?\Z")
 _WIDE = ("utf-16", "utf-32")
 _GIVEN, _MARKED = "as --encoding says", "by its byte order mark"
 _MIN_WORDS = 18  # a few repeated words fit into several encodings
-_MISSING = "\ufdd0"  # marks what an encoding lacks; texts cannot have this code point
+_MISSING = "\udfff"  # marks what an encoding lacks; texts have no lone surrogates
 _CONTROL = re.compile("[\0-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff]")  # not in texts
 
 
