@@ -386,7 +386,11 @@ def test_what_people_wrote_into_a_whatsapp_chat_stays(read):
     chat = f"{stamp}Ann: see \u200e<attached: 1.jpg>\n{stamp}Bob: a \u200eשלום\u200e b\n"
     chat += f"{stamp}Bob: ok\nfine \u200e<This message was edited>\n"
     chat += f"{stamp}Bob: \u200eThis message was deleted.\n"
-    expected = "Ann: see\nBob: a שלום b\nBob: ok\nfine", {"attachment": 1}
+    chat += f"{stamp}Ann: call\n\u200e+49 151\n\n\u200e<attached: 2.jpg>\nsoon\n"
+    expected = (
+        "Ann: see\nBob: a שלום b\nBob: ok\nfine\nAnn: call\n+49 151\n\nsoon",
+        {"attachment": 2},
+    )
     assert read("_chat.txt", chat) == expected
 
 

@@ -17,7 +17,7 @@ from tgen.errors import CorpusError
 _ATTACHMENT = re.compile(r"<[^<>\n]+>|[\w .-]+\.\w{2,4} \([^()\n]+\)")  # "<Media omitted>"
 _MARKS = re.compile("[\u200e\u200f\u202a\u202c]")  # of direction, in front of names and numbers
 # WhatsApp's own words in an iPhone's export: whole messages, or attachments after a caption.
-_OWN_WORDS = re.compile("^\u200e.*|\u200e<[^<>\n]+>$")
+_OWN_MESSAGE, _OWN_WORDS = re.compile("\u200e.*"), re.compile("\u200e<[^<>\n]+>$")
 _EDITED = " <This message was edited>"
 _DELETED = {"This message was deleted", "You deleted this message"}
 _MAX_NAME = 60  # characters; a notice may have a colon, too
@@ -31,14 +31,16 @@ def read_whatsapp(text: str, left_out: Counter[str]) -> Iterator[str]:
     for line in text.split("\n"):
         stamp = re.match(WHATSAPP_STAMP, line)
         if not stamp:
-            line = _without_own_words(line)
-            if begin is not None and (line or not begin):
-                lines.append(begin + line)
+            typed = _without_own_words(line)
+            if _OWN_WORDS.fullmatch(line):
+                left_out["attachment"] += 1
+            elif begin is not None and (typed or not begin):
+                lines.append(begin + typed)
                 begin = ""
             continue
         name, colon, message = line[stamp.end() :].partition(": ")
         name = f"{_MARKS.sub('', name).strip()}: "
-        typed = _without_own_words(message)
+        typed = "" if _OWN_MESSAGE.match(message) else _without_own_words(message)
         is_notice = len(name) > _MAX_NAME + 2 or not colon or typed.rstrip(".") in _DELETED
         is_attachment = not typed or _ATTACHMENT.fullmatch(typed.strip())
         begin = None if is_notice else name if is_attachment else ""  # before a caption
