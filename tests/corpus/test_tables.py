@@ -69,24 +69,35 @@ def test_spaces_before_quotes_are_removed():
     assert read(write([["prompt", "completion"], *rows]))[2] == kept
 
 
+def test_dialect_of_one_row_is_recognized():
+    for row in ("w, x;y, é", '"w";y'):
+        (found,) = read(f"prompt;b, c\n{row}\n", columns=["prompt", "b, c"])[2]
+        assert found == dict(
+            zip(("prompt", "completion"), row.replace('"', "").split(";"), strict=True)
+        )
+
+
 @pytest.mark.parametrize("delimiter", list(",;\t|"))
 def test_table_of_another_name_is_read_as_rows(tmp_path, delimiter):
-    table = write([["q", "a"], ["Who, me?", "yes"], ["Why", "x\ny"]], delimiter=delimiter)
-    (tmp_path / "table.txt").write_text(table)
-    reading = Reading(read_as="rows", columns="q,a")
-    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
-    assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
-    (tmp_path / "table.txt").write_bytes(table.encode("utf-16"))
-    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
-    assert [*documents] == [(b"Who, me?", b"yes"), (b"Why", b"x\ny")]
-    table = write([["q", "a"], ["x" * 70_000, "a\n[x] b"]], delimiter=delimiter)
-    (tmp_path / "table.txt").write_text(table)
-    documents = corpus.read([str(tmp_path / "table.txt")], reading=reading).documents
-    assert [*documents] == [(b"x" * 70_000, b"a\n[x] b")]
+    path, reading = tmp_path / "table.txt", Reading(read_as="rows", columns=("q", "a, b"))
+    for rows in (
+        [("Who, me?", "yes"), ("Why", "x\ny")],
+        [("x" * 70_000, "a\n[x] b")],
+        [('as JSON\n{"a": 1}', "a")],
+        [("page\fbreak\u2028line", "a"), ("two\v\u2028", "b")],
+        [("w, x; y\tz|", "a, b; c\td|")],
+    ):
+        table = write([["q", "a, b"], *rows], delimiter=delimiter)
+        for codec in ("utf-8", "utf-16"):
+            path.write_bytes(table.encode(codec))
+            found = corpus.read([str(path)], reading=reading).documents
+            assert [*found] == [(q.encode(), a.encode()) for q, a in rows], (rows, codec)
+    path.write_bytes("q;a, b\nw, x;y, z\n".encode("utf-16"))
+    assert [*corpus.read([str(path)], reading=reading).documents] == [(b"w, x", b"y, z")]
     for text in ("One line, and\nanother line.\n", 'A, b\n{"q": 1, "a": 2}\n{"q": 1, "a": 2}\n'):
-        (tmp_path / "table.txt").write_text(text)
+        path.write_text(text)
         with pytest.raises(CorpusError, match="not valid JSON"):
-            corpus.read([str(tmp_path / "table.txt")], reading=reading)
+            corpus.read([str(path)], reading=reading)
 
 
 def test_columns_have_names_or_numbers():

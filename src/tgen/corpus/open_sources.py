@@ -437,10 +437,10 @@ class _Opener:
                 if begins_json or not encoding.is_plain:
                     head = next(decode(source, encoding, Changes()), b"")
                 kind = row_kind(name, head)
-            if self._reading.read_as == "rows":
+            if self._reading.read_as == "rows" and kind is None:
                 beginning = source.read(0, SAMPLE_BYTES) if encoding.is_plain else head
-                is_csv = has_columns(beginning, is_cut=len(beginning) < source.n_bytes)
-                kind = kind or ("csv" if is_csv else "json lines")
+                is_csv = has_columns(beginning, is_cut=source.n_bytes > SAMPLE_BYTES)
+                kind = "csv" if is_csv else "json lines"
             if not encoding.is_plain or (kind is None and encoding.may_change):
                 blocks = decode(source, encoding, changes, line_breaks=kind is None)
                 store = self._spool.store(source.name, blocks, source)

@@ -5,6 +5,7 @@ equally many cells. Parquet and Arrow files are read by pyarrow in a process of 
 """
 
 import csv
+import io
 import json
 import re
 import threading
@@ -34,7 +35,7 @@ _SECONDS, _BYTES_PER_SECOND = 60, 100_000  # of CPU time
 _SCRIPT = Path(__file__).with_name("table_child.py")  # it imports little besides pyarrow
 _MAX_HEADING = 64  # characters of a column's name
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|:^~])[\r\n]*", re.IGNORECASE)  # Excel's
-_JSON_LINE = re.compile(r'^(\{\s*["}]|\[\s*["{\[])', re.MULTILINE)
+_BEGINS_JSON = re.compile(r'\s*(\{\s*["}]|\[\s*["{\[])')
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?%?")
 _DECODER = json.JSONDecoder(  # of the other process
     parse_constant=lambda _: None,  # NaN and Infinity
@@ -87,12 +88,13 @@ def table_kind(name: str, head: bytes) -> str | None:
 
 
 def has_columns(beginning: bytes, *, is_cut: bool) -> bool:
-    """Return whether most of the first lines of a text in UTF-8 are records of several cells, as
-    many as in the first, and none begins as a JSON object or list does."""
-    text = beginning.decode("utf-8-sig", errors="replace")
-    n_skipped, dialect = _find_dialect(text, is_cut)
-    has_several, share, *_ = _fit(text.splitlines(keepends=True)[n_skipped:], dialect)
-    return has_several and share > 0.5 and not _JSON_LINE.search(text)
+    """Return whether most of the first records of a text in UTF-8 have several cells, as many as
+    the first, and none begins as a JSON object or list does."""
+    _, dialect, lines = _find_dialect(beginning.decode("utf-8-sig", errors="replace"), is_cut)
+    records = _sample(lines, dialect, is_cut)
+    has_several, share, *_ = _fit(records)
+    has_json = any(_BEGINS_JSON.match(cells[0]) for cells in records if cells)
+    return has_several and share > 0.5 and not has_json
 
 
 def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Generator[NumberedRow]:
@@ -108,7 +110,7 @@ def read_table(source: Source, kind: str, columns: Sequence[str] = ()) -> Genera
 
 def _read_csv(source: Source) -> Generator[NumberedRow]:
     head = source.read(0, SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
-    n_skipped, dialect = _find_dialect(head, len(head) < source.n_bytes)
+    n_skipped, dialect, _ = _find_dialect(head, source.n_bytes > SAMPLE_BYTES)
     record = 0  # start of the current one
 
     def lines() -> Iterator[str]:
@@ -156,10 +158,10 @@ def _read_csv(source: Source) -> Generator[NumberedRow]:
             yield NumberedRow(number, CorpusError(what, hint))
 
 
-def _find_dialect(head: str, is_cut: bool) -> tuple[int, Dialect]:
-    """Return the number of lines before the table, and the dialect in which most of the first
-    records have as many cells as the first."""
-    lines = head.splitlines(keepends=True)
+def _find_dialect(head: str, is_cut: bool) -> tuple[int, Dialect, list[str]]:
+    """Return the number of lines before the table, the dialect in which most of the first records
+    have as many cells as the first, and the first lines of the table."""
+    lines = [*io.StringIO(head, newline="")]  # splitlines also splits at U+2028 and so on
     if is_cut and len(lines) > 1:
         del lines[-1]
     delimiters, n_skipped = _DELIMITERS, 0
@@ -174,25 +176,32 @@ def _find_dialect(head: str, is_cut: bool) -> tuple[int, Dialect]:
             {False, quoted and bool(re.search(f'{re.escape(delimiter)} +"', head))}
         )
     ]
-    return n_skipped, max(dialects, key=lambda dialect: _fit(lines[n_skipped:], dialect))
+    lines = lines[n_skipped:]
+    best = max(dialects, key=lambda dialect: _fit(_sample(lines, dialect, is_cut)))
+    return n_skipped, best, lines
 
 
-def _fit(lines: list[str], dialect: Dialect) -> tuple[bool, float, int, int]:
-    """Return whether there are several columns, the share of records with as many cells as the
-    first, their number, and minus the number of cells that begin with a space and a quote."""
+def _sample(lines: list[str], dialect: Dialect, is_cut: bool) -> list[list[str]]:
+    """Return the cells of the first records; an invalid record has none."""
     reader = dialect.reader(lines)
-    widths: list[int] = []
-    n_spaced = 0
-    while len(widths) < _SAMPLE_RECORDS:
+    records: list[list[str]] = []
+    while len(records) < _SAMPLE_RECORDS:
         try:
             if cells := _next_record(reader):
-                widths.append(len(cells))
-                n_spaced += sum(re.match(' +"', cell) is not None for cell in cells)
+                records.append(cells)
         except StopIteration:
             break
         except csv.Error:
-            if reader.line_num < len(lines):  # the last record may be cut
-                widths.append(0)
+            if not is_cut or reader.line_num < len(lines):  # the last record may be cut
+                records.append([])
+    return records
+
+
+def _fit(records: list[list[str]]) -> tuple[bool, float, int, int]:
+    """Return whether there are several columns, the share of records with as many cells as the
+    first, their number, and minus the number of cells that begin with a space and a quote."""
+    widths = [len(cells) for cells in records]
+    n_spaced = sum(re.match(' +"', cell) is not None for cells in records for cell in cells)
     width = widths[0] if widths else 0
     return width > 1, widths.count(width) / max(1, len(widths)), width, -n_spaced
 
