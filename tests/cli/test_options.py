@@ -16,7 +16,7 @@ from tgen.cli.bench.options import BenchOptions
 from tgen.cli.export import ExportOptions
 from tgen.cli.generate.options import GenerateOptions
 from tgen.cli.models import ModelsOptions
-from tgen.cli.options import Reader, _parse_columns, make_command, nested, read_prompt
+from tgen.cli.options import Reader, make_command, nested, read_prompt
 from tgen.cli.score import ScoreOptions
 from tgen.cli.tokenize import TokenizeOptions
 from tgen.cli.train.command import TrainOptions
@@ -198,16 +198,6 @@ def test_help_shows_a_default_of_zero(capsysbinary):
     [i] = [i for i, line in enumerate(lines) if "--seed" in line]
     assert "[default: 0]" in lines[i] + lines[i + 1]
     assert not any("[default: False]" in line for line in lines)
-
-
-def test_names_of_columns_with_commas_are_in_quotes():
-    for text, names in (
-        ("a, b", ("a", "b")),
-        ('"a, b",c', ("a, b", "c")),
-        ('c, "a,b" ,"d"', ("c", "a,b", "d")),
-        ('price,5" screen', ("price", '5" screen')),
-    ):
-        assert _parse_columns(text) == names
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

@@ -202,6 +202,19 @@ def test_office_documents_have_no_plain_text(tmp_path):
     assert texts(tmp_path / "a.zip", read_as="text")[0] == [b"words"]
 
 
+def test_names_of_columns_with_commas_are_in_quotes():
+    for text, names in (
+        ("a, b", ("a", "b")),
+        ('"a, b",c', ("a, b", "c")),
+        ('c, "a,b" ,"d"', ("c", "a,b", "d")),
+        ('price,5" screen', ("price", '5" screen')),
+        ('3",5"', ('3"', '5"')),
+        ('"3"", wide",a,', ('3", wide', "a", "")),
+        ('"a,b', ('"a', "b")),
+    ):
+        assert Reading(columns=text).columns == names
+
+
 def test_options_of_rows_need_rows(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"x,y\nwords,more\n")
     assert texts(tmp_path / "a.csv", columns="y")[0] == [b"more"]

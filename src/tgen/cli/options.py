@@ -88,16 +88,9 @@ def engine_options(**help_texts: str) -> Any:
 
 def reading_options() -> Any:
     """Declare a field that collects the given options of Reading."""
-    from tgen.config.input_files import Reading
+    from tgen.config.input_files import Reading, split_names
 
-    return nested(Reading, columns=Reader(str, _parse_columns))
-
-
-def _parse_columns(text: str) -> tuple[str, ...]:
-    """Return the names between commas; names that have a comma are in quotes."""
-    is_quoted = text.count('"') % 2 == 0
-    names = re.split(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)' if is_quoted else ",", text)
-    return tuple(re.sub(r'(?s)\A"(.*)"\Z', r"\1", name.strip()) for name in names)
+    return nested(Reading, columns=Reader(str, split_names))
 
 
 def model_option(help_text: str = "", flags: str = "--model -m", **changes: Any) -> Any:

@@ -1,6 +1,7 @@
 """Options for reading files, which `tgen train`, `tokenize` and `score` share."""
 
 import codecs
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,6 +14,7 @@ ReadAs = Literal["bytes", "text", "rows", "document"]
 _reading = partial(option, panel=PANEL)
 _OF_ROWS = ("columns", "text_column", "skip_bad_rows")
 _UNUSED = {"bytes": ("encoding", *_OF_ROWS), "text": _OF_ROWS, "document": _OF_ROWS}
+_NAME = re.compile(r'\s*(?:"((?:[^"]|"")*)"\s*|([^,]*)),')  # in quotes, with "" for a quote, or not
 _NOT_TEXT = {"idna", "punycode", "undefined"}  # codecs of names, not of texts
 
 
@@ -55,7 +57,7 @@ class Reading:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.columns is not None:
-            names = self.columns.split(",") if isinstance(self.columns, str) else self.columns
+            names = split_names(self.columns) if isinstance(self.columns, str) else self.columns
             is_valid = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
             require(is_valid, "columns", names, "names of columns")
             object.__setattr__(self, "columns", tuple(names))
@@ -78,6 +80,12 @@ class Reading:
                     f"remove {name}, or name a file with rows, or add --as rows",
                     field=name,
                 )
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names between commas; names that have a comma are in quotes."""
+    names = _NAME.findall(f"{text},")
+    return tuple(quoted.replace('""', '"') or plain.strip() for quoted, plain in names)
 
 
 def _check_encoding(name: str) -> None:
