@@ -12,7 +12,7 @@ import pytest
 
 from tgen import corpus
 from tgen.config.input_files import Reading
-from tgen.errors import CorpusError, UsageError
+from tgen.errors import CorpusError, TgenError, UsageError
 from tgen.runs.run_record import RunRecord
 
 BINARY = {
@@ -368,3 +368,9 @@ def test_a_named_pipe_is_read_once_as_stdin_is(tmp_path, n_bytes):
     assert b"".join(part[:] for document in read.documents for part in document) == text
     threading.Thread(target=pipe.write_bytes, args=[b"a prompt\n"], daemon=True).start()
     assert corpus.read_text(str(pipe)) == (b"a prompt\n", [])
+
+
+def test_a_pipe_that_is_gone_when_it_is_opened_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgen.storage.files.is_pipe", lambda _: True)
+    with pytest.raises(TgenError, match="does not exist"):
+        texts(tmp_path / "gone")

@@ -195,7 +195,7 @@ def stdin() -> BinaryIO:
 def read_pipe(name: str, head: bytes = b"") -> Source:
     """Return `head` and all of a pipe, or of stdin, which is "-", as a source; raise CorpusError if
     it cannot be stored."""
-    with nullcontext(stdin()) if name == "-" else files.open_pipe(name) as stream:
+    with nullcontext(stdin()) if name == "-" else files.open_stream(Path(name)) as stream:
         data = head + stream.read(_PIPE_IN_RAM)
         if len(data) < _PIPE_IN_RAM:
             return Source(name, data)

@@ -72,11 +72,6 @@ def is_pipe(path: str) -> bool:
         return False
 
 
-def open_pipe(path: str) -> BinaryIO:
-    """Open a pipe for reading, once a program writes to it."""
-    return open(path, "rb")
-
-
 def _open_descriptor(path: Path) -> int:
     try:  # non-blocking, so that a named pipe without a writer does not hang the open
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
