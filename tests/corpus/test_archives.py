@@ -170,6 +170,12 @@ def test_archive_without_text_names_the_reason(tmp_path):
     assert read(tmp_path) == ([TEXT], [note])
 
 
+def test_archive_of_several_files_without_text_says_how_many(tmp_path):
+    (tmp_path / "a.zip").write_bytes(make_zip({"a.bin": b"\0" * 9, "b.bin": b"\0" * 9}))
+    with pytest.raises(CorpusError, match=r"/b\.bin: .* \(the last of 2 files\)$"):
+        corpus.read([str(tmp_path / "a.zip")])
+
+
 @pytest.mark.parametrize("members", [{}, {".hidden": TEXT, "__MACOSX/a.txt": TEXT}])
 def test_archive_without_files_is_an_error_if_named(members, tmp_path):
     (tmp_path / "a.zip").write_bytes(make_zip(members))

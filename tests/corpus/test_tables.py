@@ -197,6 +197,9 @@ def test_bytes_of_a_column_are_text_or_a_bad_row():
     assert [note.partition(": ")[0] for note in notes] == [
         *("1 bad row left out", "1 empty row left out", "keys that are not used")
     ]
+    content = to_bytes(pa.table({"messages": [b"\xff"]}), "parquet")
+    with pytest.raises(CorpusError, match=r"\(got bytes that are not UTF-8\)"):
+        read(content, "a.parquet")
 
 
 def test_saved_dataset_is_read_without_its_metadata(table, tmp_path, monkeypatch):

@@ -106,6 +106,14 @@ def test_record_names_versions_and_cpu(tmp_path):
     }
 
 
+def test_hint_on_an_unreadable_corpus_that_is_there_is_its_own(tmp_path):
+    list(runs.start(request(tmp_path)))
+    (tmp_path / "corpus.txt").write_bytes(b"")
+    with pytest.raises(CorpusError, match="is empty") as error:
+        repeat(tmp_path)
+    assert error.value.hint == "name a file with text"
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 def test_unchanged_copy_may_be_a_pipe(tmp_path):
     list(runs.start(request(tmp_path)))

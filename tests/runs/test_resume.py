@@ -338,9 +338,10 @@ def test_resumed_run_reads_the_tokenizer_of_its_model_if_its_own_is_gone(finishe
     (finished / "training/tokenizer.json").unlink()
     assert isinstance(list(resume(finished, threads=1))[-1], DoneReport)
     assert (finished / "model.safetensors").read_bytes() == weights
-    (finished / "tokenizer.json").unlink()
-    with pytest.raises(TrainingError, match=r"training/tokenizer\.json is missing"):
-        list(resume(finished))
+    for change in (lambda path: path.write_text("{}"), lambda path: path.unlink()):
+        change(finished / "tokenizer.json")
+        with pytest.raises(TrainingError, match=r"training/tokenizer\.json is missing"):
+            list(resume(finished))
 
 
 def test_run_without_its_record_is_not_taken_for_none(finished):
