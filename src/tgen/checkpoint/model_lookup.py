@@ -86,6 +86,19 @@ def newest_checkpoint(path: Path) -> Path | None:
     return None
 
 
+def weights_time(folder: Path) -> float:
+    """Return when a model's weights were last written, in seconds since 1970; 0 if it has none.
+
+    Files in directories below, such as those of training states, do not count.
+    """
+    times = [0.0]
+    patterns = ("model*.safetensors", "pytorch_model*.bin", ADAPTER_WEIGHTS)
+    for weights in (path for pattern in patterns for path in folder.glob(pattern)):
+        with suppress(OSError):
+            times.append(weights.stat().st_mtime)
+    return max(times)
+
+
 def _is_of_directory(path: Path) -> bool:
     """Whether a file belongs to the weights that the model in its directory has."""
     if not _WEIGHTS.fullmatch(path.name) or not os.path.isfile(path):
@@ -194,8 +207,8 @@ def _newest(models: Path) -> ModelLocation:
     _require_readable(models)
     paths = [models / name for name in _models_in(models)]
     trained = [path for path in paths if path.resolve() != shipped]
-    newest = max(trained, key=_modified, default=None)
-    latest = 0.0 if newest is None else _modified(newest)
+    newest = max(trained, key=weights_time, default=None)
+    latest = 0.0 if newest is None else weights_time(newest)
     for folder in (models / name for name in entries(models) if not name.startswith(".")):
         # a model's files are replaced by new ones, which changes the time of its directory
         if os.path.isdir(folder) and folder.stat().st_mtime > latest:
@@ -211,16 +224,6 @@ def _require_readable(folder: Path) -> None:
             f"cannot read {str(folder)!r}: permission denied",
             "check its permissions, or choose a model with --model",
         )
-
-
-def _modified(folder: Path) -> float:
-    """Return when a model's weights were last written, in seconds; 0 if it has none."""
-    times = [0.0]
-    patterns = ("model*.safetensors", "pytorch_model*.bin", ADAPTER_WEIGHTS)
-    for weights in (path for pattern in patterns for path in folder.glob(pattern)):
-        with suppress(OSError):
-            times.append(weights.stat().st_mtime)
-    return max(times)
 
 
 def _models_in(folder: Path) -> list[str]:

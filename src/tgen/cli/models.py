@@ -136,10 +136,12 @@ def describe_model(path: Path, *, name: str, found_by: str, is_default: bool) ->
 
 
 def _modified(path: Path) -> float | None:
-    """Return when the weights were written; of a model without weights, its newest file."""
-    times = {name: status.st_mtime for name, status in _files(path).items()}
-    weights = [time for name, time in times.items() if name.endswith((".safetensors", ".gguf"))]
-    return max(weights or times.values(), default=None)
+    """Return when the weights were written, as for the choice of the default model; of a model
+    without weights, the time of its newest file."""
+    from tgen.checkpoint.model_lookup import weights_time
+
+    times = (status.st_mtime for status in _files(path).values())
+    return weights_time(path) or max(times, default=None)
 
 
 def _files(path: Path) -> dict[str, os.stat_result]:

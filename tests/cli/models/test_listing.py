@@ -28,6 +28,17 @@ def test_description_equals_the_loaded_model(family, model_directory):
     assert describe(model_directory).modified == 1_000_000_000
 
 
+def test_training_states_do_not_change_the_time_of_the_weights(tokenizer, tmp_path):
+    model = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(tmp_path, model.config, tokenizer, model.to_arrays())
+    state = tmp_path / "training" / "state-00000100" / "state.safetensors"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"")
+    os.utime(tmp_path / "model.safetensors", (0, 1_000_000_000))
+    os.utime(state, (0, 1_100_000_000))
+    assert describe(tmp_path).modified == 1_000_000_000
+
+
 def test_the_shipped_model_is_the_default_of_a_checkout(tokenizer, tmp_path, monkeypatch):
     model = make_model("llama", vocab_size=tokenizer.vocab_size)
     shipped = tmp_path / "models" / "shakespeare"
