@@ -119,7 +119,7 @@ class SamplingConfig:
     )
     words: Text | None = _constraint(
         None,
-        "Generate only words of this text; corpus: the text that the model was trained on.",
+        "Generate only words of this text; corpus: the model's training and held-out text.",
         "--words",
         metavar="FILE|corpus",
     )
@@ -161,7 +161,8 @@ class SamplingConfig:
     )
     penalty_window: int = _penalty(
         0,
-        "Number of latest tokens that penalties consider; 0 considers all.",
+        "Number of latest tokens that penalties other than --no-repeat-ngram consider; 0 considers "
+        "all.",
         "--penalty-window",
         low=0,
     )
