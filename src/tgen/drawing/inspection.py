@@ -42,7 +42,7 @@ class Inspection:
         return f"<{self.view} of {self.name}, {len(self.html.encode()):,} bytes of HTML>"
 
     def __str__(self) -> str:
-        """Return the tables of the command line."""
+        """Return the tables of the command line; for `attention`, only the number of heads."""
         return self.text
 
     def _repr_html_(self) -> str:

@@ -42,7 +42,7 @@ class HeadReport:
     self: float  # weight on the query's own position
     previous: float  # weight on the preceding token
     first: float  # weight on the first token, over all queries: the attention-sink score
-    text_induction: float | None  # weight on what followed the same token; None: no repetition
+    text_induction: float | None  # on what followed the same token, if any; None: no repetition
     duplicate: float | None  # weight on the token's copy in repeated random text; None: no room
     duplicate_control: float | None  # the same positions in text without repetition
     induction: float | None  # weight on the token after that copy

@@ -137,7 +137,7 @@ class PlanReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One optimizer step; on a GPU means over ten, which are fetched together."""
+    """One optimizer step; on a GPU means over up to ten, which are fetched together."""
 
     step: int
     loss: float | None  # nats per token of the batch before the step; None: skipped, not finite

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCurves:
-    """Series of a run: one value per step, or one per evaluation."""
+    """Series of a run: one value per StepReport, or one per evaluation."""
 
     steps: list[int]
     seconds: list[float]  # training time by step

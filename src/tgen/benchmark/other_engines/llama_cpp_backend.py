@@ -1,8 +1,8 @@
 """llama.cpp through llama-cpp-python's C bindings, with llama-bench's defaults.
 
-The KV cache is float16 (tgen's is float32) and attention is fused. For exact logits the cache is
-float32 and fused attention is off, because it casts to float16 at every call. Each sequence has its
-own stream, so that it attends to its own keys only.
+The KV cache is float16 (tgen's is float32 with float32 weights) and attention is fused. For exact
+logits the cache is float32 and fused attention is off, because it casts to float16 at every call.
+Each sequence has its own stream, so that it attends to its own keys only.
 """
 
 import ctypes

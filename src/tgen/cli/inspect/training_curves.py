@@ -48,7 +48,7 @@ def _content(flag: str, records: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _rows(records: Sequence[dict[str, Any]]) -> Iterator[Sequence[object]]:
-    """Yield the header and a row per step of a CSV; an evaluation is in the row of its step."""
+    """Yield the header of a CSV and a row per StepReport, also with the evaluation of that step."""
     evaluations = {record["step"]: record for record in records if record["kind"] == "EvalReport"}
     yield *_STEP_FIELDS, "validation_loss", "validation_bits_per_byte"
     for record in records:
