@@ -158,7 +158,8 @@ def resume_notes(
 
 
 def environment_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """List the differences of two environments; if empty, the run resumes bit for bit."""
+    """List the differences of two environments; if empty, the run resumes bit for bit on
+    the same machine."""
     old = {"ranks": 1, **old}
     return ", ".join(
         f"{name} was {old.get(name)}, now {new[name]}" for name in new if old.get(name) != new[name]

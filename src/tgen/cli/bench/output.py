@@ -132,7 +132,10 @@ def comparison_caption(differences: Sequence[Difference]) -> str:
     """Return a line that defines the columns."""
     caption = "noise: ratio of tgen to itself"
     if any(d.probe_ratio is not None for d in differences):
-        caption += "; machine: speed probe now / then; a significant change exceeds its square"
+        caption += (
+            "; machine: 99% CI of the speed probe, now / then; a significant change exceeds the "
+            "square of its limit"
+        )
     return caption
 
 

@@ -28,7 +28,7 @@ from tgen.errors import TgenError, UsageError
 from tgen.storage import files
 
 MAX_SAMPLES = 1 << 16
-CORPUS = "corpus"  # --words: of the training text
+CORPUS = "corpus"  # --words: of the training and held-out text
 _MAX_FILE_BYTES = 1 << 20  # of a JSON schema or a grammar
 _CHAT, _BATCH, _SPEED = "Chat", "Many prompts", "Performance"
 _chat, _batch, _speed = (partial(option, panel=panel) for panel in (_CHAT, _BATCH, _SPEED))
