@@ -57,6 +57,13 @@ def test_curves_have_the_numbers_of_the_log():
     assert without_evaluation.best_step is None
 
 
+def test_smoothing_counts_the_steps_of_each_report():
+    records = [one for one in log(4000) if one.get("step", 10) % 10 == 0]  # as on a GPU
+    assert training_curves(records).smoothing == 110
+    assert training_curves(records[:3]).smoothing == 10
+    assert training_curves(records[:2]).smoothing == 1
+
+
 def test_tokens_are_those_of_each_session():
     resumed = {"kind": "PlanReport", "batch_size": 16, "context_length": 32, "resumed_at_step": 250}
     curves = training_curves([*log(400, every=100), resumed])

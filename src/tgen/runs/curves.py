@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tgen.errors import TrainingError
@@ -31,11 +31,12 @@ def training_curves(records: Sequence[dict[str, Any]]) -> TrainingCurves:
     loss, bits_per_byte = max(zip(evaluation_losses, bits, strict=True), default=(0.0, 0.0))
     sessions = _read_sessions(records)
     radius = len(steps) // _SMOOTHING_WINDOWS // 2
+    gaps = [last - first for first, last in pairwise(steps)]  # on a GPU, a report has several steps
     return TrainingCurves(
         steps=[int(step) for step in steps],
         seconds=numbers(records, "StepReport", "seconds"),
         losses=smooth(losses, radius),
-        smoothing=2 * radius + 1,
+        smoothing=(2 * radius + 1) * int(statistics.median(gaps or [1])),
         learning_rates=numbers(records, "StepReport", "learning_rate"),
         evaluation_steps=evaluation_steps,
         evaluation_seconds=numbers(records, "EvalReport", "seconds"),
