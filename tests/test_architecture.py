@@ -30,7 +30,7 @@ ALLOWED = {
     "inspection": "machine tokenizer corpus model checkpoint",
     "lora": "storage machine tokenizer model checkpoint",
     "drawing": "inspection generation loaded_model",
-    "generation": "engine",
+    "generation": "machine engine",
     "training": "distributed machine corpus model planning lora",
     "loaded_model": "tokenizer checkpoint chat engine lora generation",
     "runs": "distributed storage machine tokenizer corpus model checkpoint planning chat "

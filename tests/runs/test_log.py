@@ -15,6 +15,7 @@ from tgen.reports.json_text import json_record
 from tgen.reports.training import PhaseReport, PlanReport, RollbackReport, SampleReport, StepReport
 from tgen.runs import log as run_log
 from tgen.runs.log import RunLog
+from tgen.storage import files
 
 
 def step(number: int, loss: float = 1.0) -> StepReport:
@@ -214,3 +215,20 @@ def test_missing_log_is_an_error_with_its_path(tmp_path):
         run_log.read(tmp_path)
     with pytest.raises(ModelError, match=r"nowhere does not exist"):
         run_log.read(tmp_path / "nowhere")
+
+
+def test_line_that_is_added_during_a_flush_is_written_once(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    append = files.append
+    with RunLog(tmp_path) as log:
+
+        def add_and_append(*arguments, **named):
+            log.add(step(2))
+            monkeypatch.undo()
+            return append(*arguments, **named)
+
+        monkeypatch.setattr(files, "append", add_and_append)
+        log.add(step(1))
+        log.flush()
+        assert [record["step"] for record in run_log.read(tmp_path)] == [1]
+    assert [record["step"] for record in run_log.read(tmp_path)] == [1, 2]

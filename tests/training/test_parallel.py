@@ -38,15 +38,20 @@ ONE_READS = "import os, tgen.corpus as c\nif os.environ['RANK'] != '0': c.read_i
 
 # Makes a save of a state fail if it gathers a tensor.
 NO_GATHER = """
+import threading
 from torch.distributed.tensor import DTensor
 from tgen.runs import saved_state
 from tgen.training.state import TrainState
-gather = DTensor.full_tensor
+real, own = DTensor.full_tensor, threading.local()
+def gather(tensor):
+    assert not getattr(own, "saves", False)
+    return real(tensor)
+DTensor.full_tensor = gather
 def alone(function):
     def call(*arguments, **named):
-        DTensor.full_tensor = None
+        own.saves = True
         result = function(*arguments, **named)
-        DTensor.full_tensor = gather
+        own.saves = False
         return result
     return call
 saved_state.save_state = alone(saved_state.save_state)
@@ -63,6 +68,30 @@ def sync(path):
         os.kill(os.getpid(), signal.SIGKILL)
     flush(path)
 files.sync = sync
+"""
+
+# Lets rank 1 write a part of the first state in a run only once both have taken a later step, and
+# then raises OSError if {fails}.
+LATE_SAVE = """
+import errno, os, threading
+from tgen.cli.train import progress
+from tgen.runs import checkpoint_saver
+from tgen.storage import files
+checkpoint_saver._MAX_RETRY_SECONDS = 0.0
+later, write, before = threading.Event(), files.write_new, progress.TrainingProgress.show
+def show_and_tell(view, report):
+    before(view, report)
+    if getattr(report, "step", 0) >= 5:
+        later.set()
+def write_late(path, *arguments, **named):
+    late = path.name.startswith("state-") and threading.current_thread().name == "checkpoint"
+    if late and not later.is_set() and os.environ["RANK"] == "1":
+        if not later.wait(300):
+            os._exit(9)
+        if {fails}:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write(path, *arguments, **named)
+progress.TrainingProgress.show, files.write_new = show_and_tell, write_late
 """
 
 
@@ -167,6 +196,30 @@ def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, par
     assert_same(out, whole)
     n_files = len(list((out / "training/state-00000008").glob("*.safetensors")))
     assert n_files == (2 if parallel == "fsdp" else 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_fsdp_trains_on_while_a_rank_writes(on_ranks, corpus, whole, tmp_path, fails):
+    out = tmp_path / "two"
+    arguments = command(corpus, out, "--parallel", "fsdp", "--set=keep_checkpoints=9", batch=3)
+    code = LATE_SAVE.format(fails=fails) + code_of_ranks(arguments, action="0", at=-1)
+    ranks = on_ranks(code=code, n=2)
+    assert statuses(ranks) == [0, 0], ranks
+    assert losses(out).keys() == losses(whole).keys()
+    saves = [record for record in log.read(out) if record["kind"] == "SavingReport"]
+    assert [(bool(record["failed"]), record["step"] > 3) for record in saves] == (
+        [(True, False), (False, True)] if fails else []
+    )
+    states = {int(path.name[-8:]) for path in out.glob("training/state-*")}
+    assert (3 in states) == (not fails)
+    assert {0, 6, 8} <= states
+    if not fails:  # the weights are those of step 3, not of the steps while it was written
+        for path in out.glob("training/state-*"):
+            if int(path.name[-8:]) > 3:
+                shutil.rmtree(path)
+    resume_alone(out)
+    assert losses(out).keys() == losses(whole).keys()
+    assert max(abs(losses(out)[key] - losses(whole)[key]) for key in losses(whole)) <= CLOSE
 
 
 # The corpus counts as large, and each rank prints how many batches it tokenized.
@@ -447,10 +500,11 @@ def test_lora_on_two_ranks_equals_one_process(on_ranks, corpus, whole, tmp_path)
 
 def test_ranks_roll_back_together_and_share_a_clock(on_ranks, corpus, tmp_path):
     worse = {"patience": 1, "learning_rate": 30, "optimizer": "adamw", "warmup_steps": 0}
-    for name, more in (("steps", ()), ("minutes", ("--minutes", 0.02))):
-        out = tmp_path / name
+    steps, minutes = (), ("--minutes", 0.02)
+    for parallel, more in (("ddp", steps), ("ddp", minutes), ("fsdp", steps)):
+        out = tmp_path / f"{parallel}{len(more)}"
         settings = worse | {"eval_every": 2, "accumulation": 2}
-        arguments = command(corpus, out, "--parallel", "ddp", *more, batch=3, **settings)
+        arguments = command(corpus, out, "--parallel", parallel, *more, batch=3, **settings)
         if more:
             at = arguments.index("--steps")
             del arguments[at : at + 2]

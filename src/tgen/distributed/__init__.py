@@ -10,6 +10,7 @@ from tgen.distributed.collectives import (
     call_together,
     clock,
     gather,
+    in_group,
     scatter,
     total,
 )
@@ -26,6 +27,7 @@ from tgen.distributed.launch import (
 from tgen.distributed.process_group import (
     has_mark,
     join_process_group,
+    new_group,
     set_mark,
     short_timeout,
     shorten_timeout,

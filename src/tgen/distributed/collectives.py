@@ -3,8 +3,10 @@
 In a single process, they return its own value.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tgen.distributed.launch import ranks
@@ -12,8 +14,25 @@ from tgen.errors import TgenError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.distributed_c10d import ProcessGroup
 
 T = TypeVar("T")
+_own = threading.local()  # `group` of this thread
+
+
+@contextmanager
+def in_group(group: "ProcessGroup | None") -> Iterator[None]:
+    """Let objects that this thread exchanges use a group of their own, so that another thread can
+    exchange others at the same time; None: the default group."""
+    _own.group = group
+    try:
+        yield
+    finally:
+        del _own.group
+
+
+def _group() -> "ProcessGroup | None":
+    return getattr(_own, "group", None)
 
 
 def assert_same(name: str, value: str) -> None:
@@ -51,7 +70,7 @@ def all_gather(value: Any) -> list[Any]:
     import torch.distributed as dist
 
     values = [None] * n
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=_group())
     return values
 
 
@@ -63,7 +82,7 @@ def gather(value: Any) -> list[Any] | None:
     import torch.distributed as dist
 
     values = None if rank else [None] * n
-    dist.gather_object(value, values)
+    dist.gather_object(value, values, group=_group())
     return values
 
 
@@ -74,7 +93,7 @@ def scatter(values: list[Any]) -> Any:
     import torch.distributed as dist
 
     own = [None]
-    dist.scatter_object_list(own, values)
+    dist.scatter_object_list(own, values, group=_group())
     return own[0]
 
 
@@ -85,7 +104,7 @@ def broadcast(value: Any) -> Any:
     import torch.distributed as dist
 
     values = [value]
-    dist.broadcast_object_list(values)
+    dist.broadcast_object_list(values, group=_group())
     return values[0]
 
 

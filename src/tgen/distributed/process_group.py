@@ -109,6 +109,14 @@ def short_timeout() -> Iterator[None]:
         _set_pg_timeout(_COLLECTIVE_TIMEOUT)
 
 
+def new_group() -> "ProcessGroup":
+    """Return a group of all ranks, over gloo, for `in_group`; all ranks must call this."""
+    import torch.distributed as dist
+
+    group: ProcessGroup = dist.new_group(timeout=_COLLECTIVE_TIMEOUT, backend="gloo")
+    return group
+
+
 def shorten_timeout(group: "ProcessGroup | None") -> None:
     """Let all later collectives of a group, or of the default one, wait for minutes only."""
     from torch.distributed.distributed_c10d import _set_pg_timeout

@@ -7,7 +7,6 @@ import json
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from tgen.engine.base import Logits
 from tgen.errors import TgenError, UsageError
 from tgen.generation.json_schema import ONE_LINE, Translation, translate
 from tgen.generation.schema_keywords import CUT_OFF, SchemaError, is_cut_off
+from tgen.machine.daemon_thread import in_daemon_thread
 
 try:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -333,18 +333,10 @@ def _on_large_stack(compute: Callable[[], LLMatcher], kind: str) -> LLMatcher:
     Raises UsageError after `_MAX_SECONDS`; the thread cannot be stopped, but Ctrl-C and the end of
     the process do not wait for it.
     """
-    result: Future[LLMatcher] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(compute())
-        except BaseException as error:
-            result.set_exception(error)
-
     with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            threading.Thread(target=run, daemon=True).start()  # it may take minutes
+            result = in_daemon_thread(compute, name="constraint")  # it may take minutes
         finally:
             threading.stack_size(before)
     try:

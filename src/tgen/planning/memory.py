@@ -110,9 +110,14 @@ def rank_memory(
     update = 4 * _update_elements(model, matrices, n_ranks, n_shards) if muon else 0
     transposed = model.n_layers * n_elements(matrices) if model.family in _TRANSPOSED else 0
     saving = 4 * (n_elements(outer) + model.n_layers * n_elements(block) + transposed)
-    if on_gpu:  # a rank's part of the state comes into RAM after the model has been written
-        saving = max(saving, 4 * (weights + moments))
     permanent = 4 * (weights + moments)
+    if parallel in SHARDED:  # a save in the background has copies of the model and of the state
+        saving += permanent
+    elif on_gpu:  # the state comes into RAM after the model has been written
+        saving = max(saving, permanent)
+    step = 4 * weights + max(activations + copies, update)  # the update runs after the passes
+    if not on_gpu:  # else a save needs other memory
+        step = step + saving if parallel in SHARDED else max(step, saving)
     return RankMemory(
         parallel=parallel,
         weights=4 * weights,
@@ -122,9 +127,7 @@ def rank_memory(
         copies=copies,
         update=update,
         saving=saving,
-        # The update runs after the passes, and a save after the update.
-        total=permanent
-        + max(4 * weights + max(activations + copies, update), 0 if on_gpu else saving),
+        total=permanent + step,
     )
 
 

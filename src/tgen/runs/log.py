@@ -5,6 +5,7 @@ leaves no state that is ahead of its log; lines beyond the state are cut off on 
 """
 
 import json
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -30,6 +31,7 @@ class RunLog:
     def __init__(self, out: Path | None) -> None:
         self._path = None if out is None else _path(out)
         self._lines: list[str] = []
+        self._flushing = threading.Lock()  # a save in the background flushes, too
         exists = self._path is not None and self._path.exists()
         self._length = self._path.stat().st_size if self._path and exists else 0  # valid bytes
         self._trim_to: int | None = None  # step to trim the file to at the next write
@@ -52,14 +54,14 @@ class RunLog:
 
     def flush(self) -> None:
         """Write the buffered lines; if that raises OSError or TgenError, they stay buffered."""
-        if not self._path:
-            self._lines.clear()
-            return
-        self._trim_file()
-        if self._lines:
-            content = "".join(self._lines).encode()
-            self._length = files.append(self._path, content, at=self._length)
-            self._lines.clear()
+        with self._flushing:
+            lines = self._lines.copy()
+            if self._path:
+                self._trim_file()
+            if self._path and lines:
+                content = "".join(lines).encode()
+                self._length = files.append(self._path, content, at=self._length)
+            del self._lines[: len(lines)]
 
     def trim(self, step: int, *, n_rollbacks: int | None = None) -> None:
         """Drop the reports that the run will repeat.

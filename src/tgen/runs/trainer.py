@@ -70,6 +70,7 @@ class Trainer:
             run_id=prepared.record.run_id,
             environment=prepared.environment(),
             keep=prepared.record.plan.train.keep_checkpoints,
+            in_background=prepared.parallel in SHARDED,
         )
 
     def run(self, state: TrainState) -> Iterator[RunReport]:
@@ -90,7 +91,10 @@ class Trainer:
             name = self.out.resolve().name
             open_log = partial(tracking.Tracker, record.log, record, name, step)
             reports = tracking.write_events(reports, open_log, after_step=step)
-        yield from reports
+        try:
+            yield from reports
+        finally:
+            self.saver.close()
 
     def _restore_lost_model(self, state: TrainState) -> Iterator[RunReport]:
         """Write the model of the best step again from its state, if files of it are gone."""
@@ -115,6 +119,7 @@ class Trainer:
                     yield from self._log_and_save(reports, save)
                 if not discarded.restore_best:
                     return
+                yield from self._log_and_save([], self.saver.finish)
                 notes = roll_back(self.out, record, state, from_step=discarded.best_step)
                 decay_from_best(state.progress, config)
                 reason = "validation loss stopped improving"
@@ -126,6 +131,7 @@ class Trainer:
                         "start again with --overwrite and lower learning rates than "
                         f"{config.rates}",
                     ) from None
+                yield from self._log_and_save([], self.saver.finish)
                 notes = roll_back(self.out, record, state)
                 state.progress.n_divergences = discarded.n_divergences + 1
                 state.progress.learning_rate_scale = discarded.learning_rate_scale / 2
@@ -142,7 +148,8 @@ class Trainer:
             yield from self._log_and_save([report], partial(self._save_counters, state))
 
     def _log_and_save(self, reports: list[RunReport], save: Save | None) -> Iterator[RunReport]:
-        """Log, save, then yield: a state never precedes its log, nor a report the data on disk."""
+        """Log, save, then yield: a state never precedes its log, nor a report the data on disk
+        unless the saver writes in the background."""
         for report in reports:
             if not isinstance(report, PhaseReport):
                 self.log.add(report)
@@ -182,6 +189,7 @@ class Trainer:
                 save = partial(self._retry, state)
             yield [report, *(sample(self.prepared, state) if is_due else [])], save
             if distributed.any_rank(self.stopped()) and not progress.restore_best:
+                yield [], self.saver.finish
                 done = done_report(progress, self.dataset, finished=False)
                 save = None
                 if is_sound:
@@ -238,16 +246,19 @@ class Trainer:
 
     def _retry(self, state: TrainState) -> Iterator[SavingReport]:
         """Save again if the last save failed a while ago."""
+        state.progress.evaluation_seconds += yield from self.saver.finish_if_written()
         if distributed.any_rank(self.saver.retry_is_due):
             yield from self._save(state, model=False)
 
     def _save_final(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
         """Save, and retry for a few seconds; raise TrainingError if that fails."""
         yield from self._save(state, model=model)
+        yield from self.saver.finish()
         for seconds in _FINAL_RETRY_SECONDS:
             if distributed.any_rank(self.saver.failed):
                 time.sleep(seconds)
                 yield from self._save(state, model=False)
+                yield from self.saver.finish()
         self.saver.raise_if_failed()
 
     def _save_counters(self, state: TrainState) -> Iterable[SavingReport]:

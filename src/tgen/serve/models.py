@@ -6,11 +6,10 @@ A model with an adapter shares the weights of its base that the adapter does not
 import asyncio
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from tgen.checkpoint.model_files import adapter_files, model_files
 from tgen.engine.cpu import target
 from tgen.errors import ModelError, TgenError
 from tgen.loaded_model import LoadedModel
+from tgen.machine.daemon_thread import in_daemon_thread
 from tgen.serve.engine_thread import EngineThread
 from tgen.serve.grammar_check import GrammarCheck
 from tgen.serve.http_error import HttpError, internal_error, model_not_found, unavailable
@@ -289,18 +289,7 @@ class ServedModels:
 
 async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a thread of its own, for which the end of the process does not wait."""
-    result: Future[Any] = Future()
-
-    def work() -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        try:
-            result.set_result(function(*arguments))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=work, name="models", daemon=True).start()
-    return await asyncio.wrap_future(result)
+    return await asyncio.wrap_future(in_daemon_thread(partial(function, *arguments), name="models"))
 
 
 def warm_up(model: LoadedModel) -> str:

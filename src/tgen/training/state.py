@@ -145,13 +145,14 @@ class TrainState:
 
     def own_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the weights and moments that this rank saves, by name: its rows of those that are
-        sharded, in the first replica; all others on rank 0. On a CPU, they share the memory of the
-        state."""
+        sharded, in the first replica; all others on rank 0. Those of a state that ranks shard are
+        copies; others on a CPU share its memory."""
         own, is_rank_zero = distributed.ranks(), distributed.is_rank_zero()
+        copy = self.parallel in SHARDED
         if self.parallel == "hsdp" and own.rank >= own.local_world_size:
             return {}
         return {
-            name: local_tensor(tensor.detach()).cpu().numpy()
+            name: local_tensor(tensor.detach()).to("cpu", copy=copy).numpy()
             for name, tensor in self._tensors()
             if is_rank_zero or hasattr(tensor, "to_local")
         }
