@@ -70,8 +70,8 @@ def sync(path):
 files.sync = sync
 """
 
-# Lets rank 1 write a part of the first state in a run only once both have taken a later step, and
-# then raises OSError if {fails}.
+# Lets rank 1 write its part of the first state in a run only after `step`, and then raises OSError
+# if `fails`.
 LATE_SAVE = """
 import errno, os, threading
 from tgen.cli.train import progress
@@ -81,7 +81,7 @@ checkpoint_saver._MAX_RETRY_SECONDS = 0.0
 later, write, before = threading.Event(), files.write_new, progress.TrainingProgress.show
 def show_and_tell(view, report):
     before(view, report)
-    if getattr(report, "step", 0) >= 5:
+    if getattr(report, "step", 0) >= {step}:
         later.set()
 def write_late(path, *arguments, **named):
     late = path.name.startswith("state-") and threading.current_thread().name == "checkpoint"
@@ -202,7 +202,7 @@ def test_two_ranks_train_like_one_process(on_ranks, corpus, whole, tmp_path, par
 def test_fsdp_trains_on_while_a_rank_writes(on_ranks, corpus, whole, tmp_path, fails):
     out = tmp_path / "two"
     arguments = command(corpus, out, "--parallel", "fsdp", "--set=keep_checkpoints=9", batch=3)
-    code = LATE_SAVE.format(fails=fails) + code_of_ranks(arguments, action="0", at=-1)
+    code = LATE_SAVE.format(fails=fails, step=5) + code_of_ranks(arguments, action="0", at=-1)
     ranks = on_ranks(code=code, n=2)
     assert statuses(ranks) == [0, 0], ranks
     assert losses(out).keys() == losses(whole).keys()
@@ -218,8 +218,36 @@ def test_fsdp_trains_on_while_a_rank_writes(on_ranks, corpus, whole, tmp_path, f
             if int(path.name[-8:]) > 3:
                 shutil.rmtree(path)
     resume_alone(out)
+    assert not list(out.glob("training/damaged-*"))
     assert losses(out).keys() == losses(whole).keys()
     assert max(abs(losses(out)[key] - losses(whole)[key]) for key in losses(whole)) <= CLOSE
+
+
+# Rank 1 writes its part of a state only when a run that fails waits for that.
+FAILS_IN_SAVE = """
+from tgen.runs.checkpoint_saver import CheckpointSaver
+from tgen.training import loop
+take_step, close = loop._step, CheckpointSaver.close
+def take_step_or_fail(model, batches, config, state):
+    if state.progress.step == 4 and os.environ["RANK"] == "1":
+        raise KeyError
+    return take_step(model, batches, config, state)
+loop._step = take_step_or_fail
+def write_and_close(saver):
+    later.set()
+    close(saver)
+CheckpointSaver.close = write_and_close
+"""
+
+
+def test_run_that_fails_waits_for_the_save_in_the_background(on_ranks, corpus, tmp_path):
+    out = tmp_path / "two"
+    arguments = command(corpus, out, "--parallel", "fsdp", batch=3)
+    code = LATE_SAVE.format(fails=False, step=9) + FAILS_IN_SAVE
+    code += code_of_ranks(arguments, action="0", at=-1)
+    ranks = on_ranks(code=code, n=2)
+    assert statuses(ranks) == [70, 70], ranks
+    assert (out / "training/state-00000003/manifest.json").exists()
 
 
 # The corpus counts as large, and each rank prints how many batches it tokenized.
