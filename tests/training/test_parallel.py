@@ -225,6 +225,8 @@ def test_fsdp_trains_on_while_a_rank_writes(on_ranks, corpus, whole, tmp_path, f
 
 # Rank 1 writes its part of a state only when a run that fails waits for that.
 FAILS_IN_SAVE = """
+from datetime import timedelta
+from tgen.distributed import rank_errors
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.training import loop
 take_step, close = loop._step, CheckpointSaver.close
@@ -232,7 +234,7 @@ def take_step_or_fail(model, batches, config, state):
     if state.progress.step == 4 and os.environ["RANK"] == "1":
         raise KeyError
     return take_step(model, batches, config, state)
-loop._step = take_step_or_fail
+loop._step, rank_errors._PRINT_TIMEOUT = take_step_or_fail, timedelta(seconds=0.1)
 def write_and_close(saver):
     later.set()
     close(saver)
