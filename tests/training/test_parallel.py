@@ -252,6 +252,28 @@ def test_run_that_fails_waits_for_the_save_in_the_background(on_ranks, corpus, t
     assert (out / "training/state-00000003/manifest.json").exists()
 
 
+# Rank 1 runs out of memory where it writes its part of a state.
+OUT_OF_MEMORY = """
+import os, threading
+from tgen.storage import files
+write = files.write_new
+def write_or_fail(path, *arguments, **named):
+    if os.environ["RANK"] == "1" and threading.current_thread().name == "checkpoint":
+        raise MemoryError
+    write(path, *arguments, **named)
+files.write_new = write_or_fail
+"""
+
+
+def test_error_of_a_thread_that_saves_ends_all_ranks_at_once(on_ranks, corpus, tmp_path):
+    arguments = command(corpus, tmp_path / "two", "--parallel", "fsdp", batch=3)
+    code = OUT_OF_MEMORY + code_of_ranks(arguments, action="0", at=-1)
+    ranks = on_ranks(code=code, n=2)
+    assert statuses(ranks) == [1, 1], ranks
+    # Rank 1 prints its error, too, if rank 0 still waits for it.
+    assert error_line(ranks) == "error: rank 1: out of memory"
+
+
 # The corpus counts as large, and each rank prints how many batches it tokenized.
 LARGE = """
 import os

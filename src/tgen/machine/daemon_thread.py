@@ -11,14 +11,15 @@ T = TypeVar("T")
 def in_daemon_thread(function: Callable[[], T], *, name: str) -> Future[T]:
     """Return the future result of `function()`, called in a new thread."""
     result: Future[T] = Future()
-
-    def run() -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=_run, args=(function, result), name=name, daemon=True).start()
     return result
+
+
+def _run(function: Callable[[], T], result: Future[T]) -> None:
+    # Not a closure: `traceback.clear_frames` of an error would leave its cells.
+    if not result.set_running_or_notify_cancel():
+        return
+    try:
+        result.set_result(function())
+    except BaseException as error:
+        result.set_exception(error)
