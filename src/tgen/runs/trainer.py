@@ -180,6 +180,7 @@ class Trainer:
                 continue
             if is_due:
                 yield self._phase("writing a sample, saving"), None
+                yield [], self.saver.finish  # its copy of the model is freed before the next one
             save: Save | None = None
             if isinstance(report, EvalReport):
                 save = partial(self._save, state, model=report.best)
