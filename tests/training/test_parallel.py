@@ -277,6 +277,29 @@ def test_model_is_gathered_once_the_save_before_has_ended(on_ranks, corpus, tmp_
     assert statuses(ranks) == [0, 0], ranks
 
 
+# Each save ends before the step after it, and counts as one second.
+SECOND_PER_SAVE = """
+import time
+from tgen.runs.checkpoint_saver import CheckpointSaver
+finish_if_written = CheckpointSaver.finish_if_written
+def finish(saver):
+    while saver.is_writing:
+        time.sleep(0.01)
+    return 1.0 if (yield from finish_if_written(saver)) else 0.0
+CheckpointSaver.finish_if_written = finish
+"""
+
+
+def test_time_of_saves_is_that_of_the_last_one(on_ranks, corpus, tmp_path):
+    more = "--parallel", "fsdp", "--val-fraction", 0
+    arguments = command(corpus, tmp_path / "two", *more, batch=3, eval_every=2)
+    ranks = on_ranks(code=SECOND_PER_SAVE + code_of_ranks(arguments, action="0", at=-1), n=2)
+    assert statuses(ranks) == [0, 0], ranks
+    manifest = json.loads((tmp_path / "two/training/state-00000008/manifest.json").read_bytes())
+    progress = manifest["progress"]
+    assert progress["evaluation_seconds"] + progress["saving_seconds"] == 1.0
+
+
 # Rank 1 runs out of memory where it writes its part of a state.
 OUT_OF_MEMORY = """
 import os, threading

@@ -27,6 +27,7 @@ _NOT_ROLLED_BACK = (
     "seconds",
     "setup_seconds",
     "evaluation_seconds",
+    "saving_seconds",
     "skipped_steps",
     "n_divergences",
     "n_rollbacks",

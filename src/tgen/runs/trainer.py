@@ -247,7 +247,8 @@ class Trainer:
 
     def _retry(self, state: TrainState) -> Iterator[SavingReport]:
         """Save again if the last save failed a while ago."""
-        state.progress.evaluation_seconds += yield from self.saver.finish_if_written()
+        if seconds := (yield from self.saver.finish_if_written()):
+            state.progress.saving_seconds = seconds
         if distributed.any_rank(self.saver.retry_is_due):
             yield from self._save(state, model=False)
 

@@ -87,5 +87,6 @@ def seconds_left(progress: Progress, config: ResolvedTrainConfig) -> float:
     closing = progress.closing_seconds
     if progress.planned_step_seconds and progress.steps_taken:
         closing *= max(1.0, seconds_per_step(progress) / progress.planned_step_seconds)
-    closing = max(closing, 2 * progress.evaluation_seconds) + EXIT_SECONDS
+    evaluation = progress.evaluation_seconds + progress.saving_seconds
+    closing = max(closing, 2 * evaluation) + EXIT_SECONDS
     return config.minutes * 60 - closing - progress.seconds

@@ -57,6 +57,7 @@ class Progress:
     closing_seconds: float = 0.0  # expected after the last step
     planned_step_seconds: float = 0.0  # if slower, the closing is, too; 0: not compared
     evaluation_seconds: float = 0.0  # duration of the last evaluation, with saving and sampling
+    saving_seconds: float = 0.0  # duration of the last save in the background
     skipped_steps: int = 0  # without effect, because loss or gradient was not finite
     consecutive_skips: int = 0
     n_divergences: int = 0  # rollbacks because of divergence
