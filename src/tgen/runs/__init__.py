@@ -3,7 +3,8 @@
     for report in start(RunRequest(corpus=["corpus.txt"], out=Path("models/corpus"))): ...
 
 When an EvalReport or the DoneReport arrives, the newest state and the best weights are on disk,
-unless a SavingReport reports a failure. The run's directory is locked before torch is imported.
+unless a SavingReport reports a failure; with FSDP and HSDP, only the DoneReport promises this. The
+run's directory is locked before torch is imported.
 
 With several ranks, inside `distributed.join_process_group`, every rank iterates. Only rank 0 locks
 the directory and writes to it, except that each rank of FSDP writes its rows of a state.

@@ -3,8 +3,8 @@
 A save first removes states that a rollback discarded, then writes the model, its card, the log and
 the state. A run that is killed in between repeats a step; no state is ahead of its log.
 
-In the background, a save copies what it writes; a thread of each rank writes it while the run goes
-on, and these threads exchange objects in a group of their own.
+In the background, a save copies what it writes; a thread of each rank writes it while the run
+continues, and these threads exchange objects in a group of their own.
 """
 
 import shlex
