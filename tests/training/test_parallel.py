@@ -223,18 +223,21 @@ def test_fsdp_trains_on_while_a_rank_writes(on_ranks, corpus, whole, tmp_path, f
     assert max(abs(losses(out)[key] - losses(whole)[key]) for key in losses(whole)) <= CLOSE
 
 
-# Rank 1 writes its part of a state only when a run that fails waits for that.
-FAILS_IN_SAVE = """
-from datetime import timedelta
-from tgen.distributed import rank_errors
-from tgen.runs.checkpoint_saver import CheckpointSaver
+# Rank 1 raises an error at the fifth step.
+FAILS = """
+import os
 from tgen.training import loop
-take_step, close = loop._step, CheckpointSaver.close
+take_step = loop._step
 def take_step_or_fail(model, batches, config, state):
     if state.progress.step == 4 and os.environ["RANK"] == "1":
-        raise KeyError
+        raise {error}
     return take_step(model, batches, config, state)
-loop._step, rank_errors._PRINT_TIMEOUT = take_step_or_fail, timedelta(seconds=0.1)
+loop._step = take_step_or_fail
+"""
+# Rank 1 writes its part of a state only when a run that fails waits for that.
+WRITES_AT_THE_END = """
+from tgen.runs.checkpoint_saver import CheckpointSaver
+close = CheckpointSaver.close
 def write_and_close(saver):
     later.set()
     close(saver)
@@ -242,10 +245,20 @@ CheckpointSaver.close = write_and_close
 """
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_error_in_a_step_is_printed_once(on_ranks, corpus, tmp_path, parallel):
+    arguments = command(corpus, tmp_path / "two", "--parallel", parallel, batch=3)
+    code = FAILS.format(error="OSError(28, 'No space left')")
+    ranks = on_ranks(code=code + code_of_ranks(arguments, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1], ranks
+    assert "No space left" in error_line(ranks)
+
+
 def test_run_that_fails_waits_for_the_save_in_the_background(on_ranks, corpus, tmp_path):
     out = tmp_path / "two"
     arguments = command(corpus, out, "--parallel", "fsdp", batch=3)
-    code = LATE_SAVE.format(fails=False, step=9) + FAILS_IN_SAVE
+    code = LATE_SAVE.format(fails=False, step=9) + WRITES_AT_THE_END
+    code += FAILS.format(error="KeyError")
     code += code_of_ranks(arguments, action="0", at=-1)
     ranks = on_ranks(code=code, n=2)
     assert statuses(ranks) == [70, 70], ranks

@@ -54,6 +54,7 @@ def share_error(
     with suppress(Exception):  # so that other ranks stop waiting for this one
         traceback.clear_frames(error.__traceback__)  # their objects keep connections open
         gc.collect()
+        _forget_groups()
         dist.destroy_process_group()
     try:
         if rank:
@@ -68,6 +69,15 @@ def share_error(
         with suppress(dist.DistError):
             store.set(_PRINTED_KEY, "")
     return error if is_own_bug else RankError(first["message"], first["hint"], first["status"])
+
+
+def _forget_groups() -> None:
+    """Remove the groups from meshes, which stay in torch's caches for distributed tensors and would
+    keep connections open."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for mesh in [one for one in gc.get_objects() if type(one) is DeviceMesh]:
+        getattr(mesh, "_pg_registry", {}).clear()  # older versions of torch have none
 
 
 def _describe(error: Exception, rank: int, step_timeout: timedelta) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tgen.runs import saved_state as run_state
 from tgen.storage import files
 
 _MAX_RETRY_SECONDS = 60.0
-_CLOSE_SECONDS = 20.0  # that a run which fails waits for a save in the background
+_CLOSE_SECONDS = 10.0  # that a run which fails waits for a save in the background
 # `model_dir.save` or `model_with_adapter.save`; the argument left is `is_new`
 SaveModel = Callable[..., None]
 
