@@ -171,7 +171,7 @@ def test_models_and_version(served: ServerProcess) -> None:
         ("chat", "options", {"max_tokens": 5}, "options.max_tokens is not supported"),
         ("chat", "format", "xml", "a JSON schema"),
         ("chat", "think", True, "think is not supported"),
-        ("chat", "messages", [{"role": "user", "images": ["x"]}], "messages[0].images"),
+        ("chat", "messages", [{"role": "user", "images": ["x"]}], 'value ["x"], expected no '),
         ("chat", "model", "other", "'other' does not exist"),
         ("chat", "prompt", "x", "prompt is not supported"),
         ("generate", "suffix", "x", "suffix is not supported"),
@@ -292,6 +292,33 @@ def test_calls_and_results_of_a_conversation_belong_together() -> None:
         call["function"] for call in calls
     ]
     assert [(one["name"], one["content"]) for one in results] == [("f", "one"), ("g", "two")]
+
+
+def results_of(calls: list[Any], results: list[Any]) -> list[tuple[str, str]]:
+    """Return the function's name and the content of each result in a conversation."""
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": calls}]
+    messages += [{"role": "tool", "images": None} | result for result in results]
+    request, _ = read_chat(json.dumps({"model": "m", "messages": messages}).encode(), "m")
+    assert isinstance(request, ChatRequest)
+    return [(one["name"], one["content"]) for one in request.conversation[2:]]
+
+
+def test_results_in_another_order_belong_to_the_calls_that_they_name() -> None:
+    calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in "ffg"]
+    named = [{"content": "1", "tool_name": "g"}, {"content": "2", "tool_name": "f"}]
+    expected = [("g", "1"), ("f", "2"), ("f", "3")]
+    assert results_of(calls, [*named, {"content": "3"}]) == expected
+    with_ids = [call | {"id": f"id{i}"} for i, call in enumerate(calls)]
+    results = [{"content": f"{i}", "tool_call_id": f"id{i}"} for i in (2, 1, 0)]
+    assert results_of(with_ids, results) == [("g", "2"), ("f", "1"), ("f", "0")]
+
+
+def test_null_fields_of_messages_are_as_if_not_given() -> None:
+    nothing = dict.fromkeys(("content", "images", "tool_calls", "tool_name", "tool_call_id"))
+    messages = [*USER, {"role": "assistant"} | nothing, {"role": "user"} | nothing]
+    request, _ = read_chat(json.dumps({"model": "m", "messages": messages}).encode(), "m")
+    assert isinstance(request, ChatRequest)
+    assert [message["content"] for message in request.conversation[1:]] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tgen.errors import ModelError
 from tgen.loaded_model import LoadedModel
@@ -35,12 +35,25 @@ _NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
 _NO_OPTIONS |= {"max_completion_tokens", "n_predict", "response_format"}
 
 
+def _check_images(images: list[Any]) -> list[Any]:
+    if images:
+        raise ValueError("no images")
+    return images
+
+
 class _Message(JsonObject):
     role: Unicode
     content: Unicode = ""
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Objects | None = None
-    tool_call_id: Unicode | None = None
+    images: Annotated[list[Any], AfterValidator(_check_images)] = Field(default_factory=list)
+    tool_calls: Objects = Field(default_factory=list)
+    tool_call_id: Unicode = ""
+    tool_name: Unicode = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop the fields without a value, as Ollama does."""
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class _Body(JsonObject, extra="forbid"):
@@ -146,22 +159,38 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _to_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form, in which a call has an id, and its arguments are text."""
+    """Return messages in OpenAI's form, in which a call has an id, and its arguments are text.
+
+    A result belongs to the call of its id, or to the first unanswered one of its function, or to
+    the first unanswered one.
+    """
     result: list[dict[str, Any]] = []
-    unanswered: list[str] = []  # ids of calls
+    unanswered: dict[str, str] = {}  # ids of calls -> names of their functions
     for i, values in enumerate(messages):
         message = validate(_Message, values, f"messages[{i}]")
         result.append({"role": message.role, "content": message.content})
         if message.tool_calls:
-            unanswered = [f"call_{i}_{k}" for k in range(len(message.tool_calls))]
-            result[-1]["tool_calls"] = [
-                {"id": name, "type": "function", "function": _to_function(call)}
-                for name, call in zip(unanswered, message.tool_calls, strict=True)
-            ]
+            calls = [_to_call(call, f"call_{i}_{k}") for k, call in enumerate(message.tool_calls)]
+            unanswered = {call["id"]: _function_name(call) for call in calls}
+            result[-1]["tool_calls"] = calls
         if message.role == "tool":
-            known = message.tool_call_id or (unanswered.pop(0) if unanswered else "call")
+            named = (name for name, of in unanswered.items() if of == message.tool_name)
+            known = message.tool_call_id or next(named, None) or next(iter(unanswered), "call")
+            unanswered.pop(known, None)
             result[-1]["tool_call_id"] = known
     return result
+
+
+def _to_call(call: Mapping[str, Any], other_id: str) -> dict[str, Any]:
+    """Return a call in OpenAI's form; `other_id` is its id if it has none."""
+    given = call.get("id")
+    name = given if isinstance(given, str) and given else other_id
+    return {"id": name, "type": "function", "function": _to_function(call)}
+
+
+def _function_name(call: Mapping[str, Any]) -> Any:
+    function = call["function"]
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _to_function(call: Mapping[str, Any]) -> Any:
