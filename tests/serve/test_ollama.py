@@ -239,6 +239,19 @@ def test_what_asks_for_nothing_is_accepted() -> None:
     assert request.max_tokens == -1
 
 
+def test_sampling_fields_beside_the_options_count_unless_an_option_is_given() -> None:
+    body: Any = {"model": "m", "messages": USER, "temperature": 0.5, "max_output_tokens": 7}
+    request, _ = read_chat(json.dumps(body).encode(), "m")
+    assert (request.temperature, request.max_tokens) == (0.5, 7)
+    options = {"temperature": 0.25, "num_predict": 3}
+    request, _ = read_chat(json.dumps(body | {"options": options}).encode(), "m")
+    assert (request.temperature, request.max_tokens) == (0.25, 3)
+    for field in ("temperature", "top_p", "max_output_tokens"):
+        with pytest.raises(HttpError, match=f'^{field}: invalid value "x"') as error:
+            read_chat(json.dumps(body | {field: "x"}).encode(), "m")
+        assert error.value.param == field
+
+
 def test_choice_of_a_tool_is_that_of_a_chat() -> None:
     body: Any = {"model": "m", "messages": USER, "tools": [WEATHER], "tool_choice": NAMED}
     request, _ = read_chat(json.dumps(body).encode(), "m")

@@ -56,6 +56,10 @@ class _Message(JsonObject):
         return {name: value for name, value in values.items() if value is not None}
 
 
+# Fields that the AI SDK's provider of Ollama puts beside the options -> the options they are.
+_BESIDE = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "num_predict"}
+
+
 class _Body(JsonObject, extra="forbid"):
     model: Unicode
     stream: bool = True
@@ -64,6 +68,9 @@ class _Body(JsonObject, extra="forbid"):
     keep_alive: Any = None  # memory decides which models stay
     truncate: bool | None = None  # a prompt beyond the context is an error
     shift: bool | None = None  # the context ends a text
+    temperature: Any = None  # each as the option in _BESIDE, which comes first
+    top_p: Any = None
+    max_output_tokens: Any = None
 
 
 class _GenerateBody(_Body):
@@ -140,8 +147,11 @@ def _shared_fields(request: _Body) -> tuple[dict[str, Any], dict[str, str]]:
     values = {
         name: value for name, value in options.items() if name not in _IGNORED and value is not None
     }
-    names = {name: f"options.{name}" for name in values}
-    names["max_tokens"] = "options.num_predict"
+    names = {name: f"options.{name}" for name in (*values, "num_predict")}
+    for name, option in _BESIDE.items():
+        if option not in values and (value := getattr(request, name)) is not None:
+            values[option], names[option] = value, name
+    names["max_tokens"] = names.pop("num_predict")
     limit = values.pop("num_predict", None)
     values["max_tokens"] = -1 if limit in (None, -2) else limit  # as many as fit the context
     if request.format == "json":
