@@ -43,6 +43,22 @@ def test_a_cached_prompt_gives_the_same_text(trained, tmp_path):
     assert model.generate("What is", prompt_cache=cache, **OPTIONS) == expected
 
 
+def test_model_loaded_by_a_relative_path_works_in_another_directory(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text('{"do_sample": false}')
+    monkeypatch.chdir(tmp_path)
+    expected = tgen.load("model", threads=1).generate("What is")
+    model = tgen.load("model", threads=1)
+    monkeypatch.chdir("/")
+    assert model.generate("What is") == expected
+    assert model.weights().keys() == tgen.load(trained).weights().keys()
+    model.save_cache(tmp_path / "prompt.cache", model.cache_prompt("What"))
+    assert model.inspect("What is", view="tokens").data["tokens"]
+    assert str(model.path) == "model"
+    assert "'model'" in repr(model)
+
+
 def test_unknown_options_are_refused_by_name(trained, tmp_path):
     with pytest.raises(UsageError, match="unknown option tempature"):
         tgen.load(trained).generate("a", tempature=1)

@@ -10,7 +10,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
@@ -77,8 +77,8 @@ def load(
     same. Raises UsageError, ModelError or TokenizerError.
     """
     options = EngineOptions(device=device, threads=threads, dtype=dtype, cache_dtype=cache_dtype)
-    named = "a path or the name of a model"
-    expected = {"path": named, "adapter": "the directory of an adapter", "draft_model": named}
+    a_model = "a path or the name of a model"
+    expected = {"path": a_model, "adapter": "the directory of an adapter", "draft_model": a_model}
     for name, value in (("path", path), ("adapter", adapter), ("draft_model", draft_model)):
         valid = value is None or isinstance(value, (str, Path))
         require(valid, name, repr(value), expected[name])
@@ -86,11 +86,15 @@ def load(
         path, adapter = Path(adapter), None
     adapter = None if adapter is None else Path(adapter)
     loaded = open_model(_location(path), options, adapter=adapter)
+    named = loaded.bundle
+    # Files are read again when they are needed, wherever the program has changed its directory to.
+    absolute = named.adapter and named.adapter.absolute()
+    loaded.bundle = replace(named, path=named.path.absolute(), adapter=absolute)
     if draft_model is not None:
         loaded.draft_with(open_model(_location(draft_model), options))
     for warning in loaded.bundle.warnings:
         _warn(warning)
-    return Model(loaded)
+    return Model(loaded, path=named.path, adapter=named.adapter)
 
 
 def _location(model: str | Path | None) -> Path:
@@ -200,8 +204,12 @@ class Model:
     others. Each open stream has its own KV cache. A `with` block closes the model at its end.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, path: Path | None = None, adapter: Path | None = None
+    ) -> None:
+        """`path` and `adapter` are shown in place of those of `loaded`."""
         self._opened: LoadedModel | None = loaded
+        self._path, self._adapter = path or loaded.bundle.path, adapter or loaded.bundle.adapter
 
     @property
     def _loaded(self) -> LoadedModel:
@@ -223,8 +231,8 @@ class Model:
         """Return the model's path, shape and dtypes."""
         if self._opened is None:
             return "<tgen.Model, closed>"
-        config, engine, bundle = self.config, self._opened.engine, self._opened.bundle
-        adapter = f" with adapter {str(bundle.adapter)!r}" if bundle.adapter else ""
+        config, engine = self.config, self._opened.engine
+        adapter = f" with adapter {str(self._adapter)!r}" if self._adapter else ""
         return (
             f"<tgen.Model {str(self.path)!r}{adapter}: {config.family}, layers: {config.n_layers}, "
             f"d_model: {config.d_model}, vocabulary: {config.vocab_size:,}, "
@@ -242,7 +250,8 @@ class Model:
     @property
     def path(self) -> Path:
         """The path that the model was loaded from."""
-        return self._loaded.bundle.path
+        _ = self._loaded  # an error if the model is closed
+        return self._path
 
     @property
     def config(self) -> ModelConfig:
