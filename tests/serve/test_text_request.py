@@ -145,6 +145,11 @@ def test_no_field_without_an_effect_is_suggested() -> None:
         parse(chat(prompt="Hi"), ChatRequest, "m")
 
 
+def test_byte_order_mark_before_a_body_is_ignored() -> None:
+    request = parse(b"\xef\xbb\xbf" + b'{"prompt": "Hi"}', CompletionRequest, "m")
+    assert request.prompt == ["Hi"]
+
+
 def test_an_error_in_json_does_not_tell_how_to_configure_python() -> None:
     with pytest.raises(HttpError) as error:
         parse(b'{"seed": ' + b"9" * 5000 + b"}", CompletionRequest, "m")

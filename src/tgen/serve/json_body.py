@@ -88,7 +88,8 @@ def load_object(body: bytes) -> dict[str, Any]:
     Raises HttpError, and RecursionError for a body that is nested too deeply.
     """
     try:
-        values = json.loads(body.decode(), parse_constant=_reject_constant)
+        text = body.decode("utf-8-sig")  # Windows' programs write a byte order mark
+        values = json.loads(text, parse_constant=_reject_constant)
     except ValueError as error:
         reason = str(error).partition(";")[0]  # without how to configure Python
         raise bad_request(f"the body is not valid JSON: {reason}") from None
