@@ -121,6 +121,7 @@ def test_choices_that_are_no_list_of_strings_are_refused(generate, text):
         (["--choices", "a", "--min-tokens", 2], ["--min-tokens cannot be combined with --choices"]),
         (["-t", "inf"], ["--temperature: invalid value inf", "a finite number of at least 0"]),
         (["--top-n-sigma", "inf"], ["--top-n-sigma", "a finite number from 0 to 1,000,000"]),
+        (["--words", ""], ["--words is empty", "name a text file"]),
         (["--json-schema", "none.json"], ["--json-schema: none.json does not exist", "spelling"]),
         (["--json-schema", "empty"], ["--json-schema empty: the file is empty", "JSON schema"]),
         (["--json-schema", "bad"], ["--json-schema bad: Expecting", "JSON schema"]),

@@ -112,6 +112,8 @@ def _read_words(given: str) -> str:
     """Return the text of a file; CORPUS stays, since its text is known once the model is."""
     if given == CORPUS:
         return CORPUS
+    if not given:
+        raise UsageError("--words is empty", "name a text file")
     from tgen.corpus import read_text
 
     try:
