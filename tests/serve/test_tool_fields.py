@@ -8,7 +8,7 @@ import pytest
 from support.tools import NAMED, USER, WEATHER, request_of
 from tgen.loaded_model import LoadedModel
 from tgen.serve.http_error import HttpError
-from tgen.serve.preparation import prepare
+from tgen.serve.preparation import find_call_form, prepare
 
 
 def test_choice_of_no_tool_is_a_chat_without_tools(loaded: LoadedModel) -> None:
@@ -42,3 +42,11 @@ def test_parameters_are_the_schema_of_an_object(parameters: dict[str, Any]) -> N
     with pytest.raises(HttpError, match=r"^tools\[0\]\.function\.parameters: ") as error:
         request_of(tools=[tool])
     assert error.value.param == "tools[0].function.parameters"
+
+
+def test_arguments_that_are_only_required_are_possible(loaded: LoadedModel) -> None:
+    parameters = {"type": "object", "properties": {}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    request = request_of(tools=[tool], tool_choice="required", max_tokens=50)
+    calls = find_call_form(loaded, request)
+    assert prepare(loaded, request, 50, calls=calls).requests

@@ -48,8 +48,8 @@ class Tool(JsonObject):
     def arguments_schema(self) -> dict[str, Any]:
         """The schema of the arguments; an empty list of properties allows none."""
         schema: dict[str, Any] = self.for_template["function"]["parameters"]
-        closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
-        return closed | schema
+        has_none = schema.get("properties") == {} and not schema.get("required")
+        return ({"additionalProperties": False} if has_none else {}) | schema
 
 
 class _CalledFunction(JsonObject):

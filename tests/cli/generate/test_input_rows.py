@@ -108,6 +108,11 @@ def test_hostile_rows_become_errors_in_their_places_and_ids_return(trained):
             "set samples to a whole number from 1 to 65,536",
         ),
         (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": ["b"]}]}',
+            'messages[1]: invalid value {"role": "user", "content": ["b"]}',
+            "set messages[1] to an object with role and content, two strings",
+        ),
+        (
             '{"prompt_bytes": "YQ==", "messages": []}',
             "messages and prompt_bytes are both given",
             "remove one of them",

@@ -225,10 +225,10 @@ def _check_messages(messages: Any) -> list[dict[str, str]]:
     valid = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
     _check("messages", messages, bool(valid), _MESSAGES)
     chat = [{k: v for k, v in m.items() if k != "weight" and v is not None} for m in messages]
-    for message in chat:
+    for i, message in enumerate(chat):
         strings = all(isinstance(value, str) for value in message.values())
         valid = message.keys() == {"role", "content"} and strings
-        _check("messages", messages, valid, _MESSAGES)
+        _check(f"messages[{i}]", messages[i], valid, "an object with role and content, two strings")
     if chat[-1]["role"] == "assistant":
         raise UsageError(
             "messages: the last one is of the assistant, so nothing is left to answer",
