@@ -59,6 +59,20 @@ def test_model_loaded_by_a_relative_path_works_in_another_directory(trained, tmp
     assert "'model'" in repr(model)
 
 
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("text", lambda model: model.activations("a\ud800")),
+        ("text", lambda model: model.inspect("a\ud800", view="tokens")),
+        ("target", lambda model: model.inspect("a b", view="why", target="\ud800")),
+        ("patch", lambda model: model.inspect("a b", view="patch", patch="\ud800")),
+    ],
+)
+def test_unpaired_surrogates_are_refused_by_name(trained, field, call):
+    with pytest.raises(UsageError, match=f"^{field} contains an unpaired surrogate"):
+        call(tgen.load(trained, threads=1))
+
+
 def test_unknown_options_are_refused_by_name(trained, tmp_path):
     with pytest.raises(UsageError, match="unknown option tempature"):
         tgen.load(trained).generate("a", tempature=1)

@@ -393,8 +393,11 @@ class Model:
             raise UsageError(f"unknown option {unknown[0]}", hint or f"use {', '.join(known)}")
         view_options = ViewOptions(**options, sampling=sampling)
         check_ranges(view_options)
+        for name, value in options.items():
+            if isinstance(value, str):
+                _to_bytes(name, value, "remove it")
+        given, output = None if text is None else _to_bytes("text", text), None
         bundle = model_with_adapter.reload(self._loaded.bundle)
-        given, output = None if text is None else raw(text), None
         if given is not None and view == View.sources:  # of any length
             from tgen.drawing.views import sources_output
             from tgen.inspection.sources import PLACES, TOP, find_sources
@@ -430,8 +433,9 @@ class Model:
         _check_text("text", text)
         require(isinstance(tail, bool), "tail", repr(tail), "True or False")
         check_ranges(ViewOptions(layer=layer, parts=parts))
+        given = _to_bytes("text", text)
         bundle = model_with_adapter.reload(self._loaded.bundle)
-        return Inspector(bundle, raw(text), tail=tail).activations(layer, parts)
+        return Inspector(bundle, given, tail=tail).activations(layer, parts)
 
     @named_keywords()
     def cache_prompt(self, prompt: Prompt) -> PromptCache:
@@ -531,3 +535,11 @@ def _check_path(name: str, path: Any) -> None:
 
 def _check_text(name: str, text: Any) -> None:
     require(isinstance(text, (str, bytes)), name, repr(text), "a str or bytes")
+
+
+def _to_bytes(name: str, text: str | bytes, hint: str = "pass bytes") -> bytes:
+    """Return the bytes of a text; raises UsageError for one with an unpaired surrogate."""
+    try:
+        return raw(text)
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} contains an unpaired surrogate", hint) from None
