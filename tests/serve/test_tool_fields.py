@@ -50,3 +50,14 @@ def test_arguments_that_are_only_required_are_possible(loaded: LoadedModel) -> N
     request = request_of(tools=[tool], tool_choice="required", max_tokens=50)
     calls = find_call_form(loaded, request)
     assert prepare(loaded, request, 50, calls=calls).requests
+
+
+def test_null_keywords_are_as_if_not_given() -> None:
+    def schema_of(**parameters: Any) -> dict[str, Any]:
+        function = {"name": "now", "parameters": {"type": "object"} | parameters}
+        request = request_of(tools=[{"type": "function", "function": function}])
+        return request.tools[0].arguments_schema
+
+    given = {"properties": {"city": {"type": "string"}}}
+    assert schema_of(**given, required=None) == schema_of(**given)
+    assert schema_of(properties=None, required=None) == schema_of(properties={})

@@ -17,7 +17,11 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_parameters(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without null keywords, which programs in Go write for empty ones."""
+    schema = {keyword: value for keyword, value in given.items() if value is not None}
+    if "properties" in given:
+        schema.setdefault("properties", {})
     if schema.get("type", "object") != "object":
         raise ValueError("a schema of the type object")
     return schema
