@@ -73,6 +73,20 @@ def test_unpaired_surrogates_are_refused_by_name(trained, field, call):
         call(tgen.load(trained, threads=1))
 
 
+def test_whole_numbers_may_be_numpys_but_not_booleans(trained):
+    model = tgen.load(trained, threads=1)
+    texts = model.generate_batch(["a", "b"], batch_size=np.int64(1), **OPTIONS)
+    assert texts == model.generate_batch(["a", "b"], batch_size=1, **OPTIONS)
+    assert model.score("What is", stride=np.int32(4)) == model.score("What is", stride=4)
+    with pytest.raises(UsageError, match="batch_size: invalid value True"):
+        model.generate_batch(["a"], batch_size=True)
+
+
+def test_stopped_must_be_a_function(tmp_path):
+    with pytest.raises(UsageError, match="stopped: invalid value 5"):
+        tgen.train("corpus.txt", out=tmp_path, steps=1, stopped=5)
+
+
 def test_unknown_options_are_refused_by_name(trained, tmp_path):
     with pytest.raises(UsageError, match="unknown option tempature"):
         tgen.load(trained).generate("a", tempature=1)

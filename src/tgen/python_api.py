@@ -127,6 +127,7 @@ def train(
     for path in paths:
         require(isinstance(path, (str, Path)), "corpus", repr(path), "a path or a list of paths")
     _check_path("out", out)
+    require(callable(stopped), "stopped", repr(stopped), "a function without arguments")
     request: dict[str, Any] = {"corpus": [str(path) for path in paths], "out": Path(out)}
     config, shape, reading = {}, {}, {}
     if {"steps", "minutes"} <= set(options):
@@ -319,7 +320,7 @@ class Model:
         sampling = self._sampling(options)
         valid = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes))
         require(valid, "prompts", repr(prompts), "a list of texts")
-        valid = isinstance(batch_size, int) and batch_size >= 1
+        valid = _is_whole(batch_size) and batch_size >= 1
         require(valid, "batch_size", repr(batch_size), "a number of at least 1")
         ids = [self._prompt_ids(prompt) for prompt in prompts]
         texts = [bytearray() for _ in ids]
@@ -346,8 +347,7 @@ class Model:
 
         _check_text("text", text)
         context_length = self._loaded.engine.context_length
-        whole = isinstance(stride, int) and not isinstance(stride, bool)
-        valid = stride is None or (whole and 1 <= stride <= context_length)
+        valid = stride is None or (_is_whole(stride) and 1 <= stride <= context_length)
         require(valid, "stride", repr(stride), f"a number from 1 to {context_length:,}")
         bits_per_byte = score_text(self._loaded, text, stride=stride).bits_per_byte
         if bits_per_byte is None:
@@ -515,9 +515,14 @@ class Model:
         expected = f"a str, bytes or at least one token id from 0 to {size - 1:,}"
         require(valid and len(ids) > 0, "prompt", repr(prompt), expected)
         for i in ids:
-            is_id = isinstance(i, Integral) and not isinstance(i, bool) and 0 <= int(i) < size
+            is_id = _is_whole(i) and 0 <= int(i) < size
             require(is_id, "prompt", repr(i), expected)
         return [int(i) for i in ids]
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, as NumPy's are, too."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _join(stream: Stream) -> Text:
