@@ -10,7 +10,7 @@ from support.adapters import save_adapter
 from support.models import TEXT, make_model
 from support.runs import request, start_run
 from tgen import corpus, runs
-from tgen.checkpoint import model_dir
+from tgen.checkpoint import model_card, model_dir
 from tgen.cli.app import run
 from tgen.errors import CorpusError
 from tgen.runs import output_folder, saved_state
@@ -57,6 +57,19 @@ def make_all(folder, tokenizer):
     assert run(["generate", "-m", "deep/er/model", *cache]) == 0
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_model_named_as_the_corpus_has_no_text_of_its_own(edited, folder, tokenizer):
+    random = make_model("llama", vocab_size=tokenizer.vocab_size)
+    model_dir.save(Path("model"), random.config, tokenizer, random.to_arrays())
+    model_card.save(Path("model"), "# Model\n")
+    if edited:
+        Path("model/README.md").write_text("My words.")
+        assert read("model").n_bytes == len("My words.")
+        return
+    with pytest.raises(CorpusError, match="'model' has no text: skipped 1 model or run"):
+        read("model")
+
+
 PATTERNS = [".", "**/*", "*", "m*/**", "./[bm]*/*"]
 
 
@@ -97,7 +110,7 @@ def test_run_does_not_read_its_own_lock():
 def test_training_directory_of_a_run_is_no_text(folder):
     list(runs.start(request(folder, "run")))
     for name in ("run/training", "run/training/*", "run/*/*"):
-        with pytest.raises(CorpusError, match="is empty"):
+        with pytest.raises(CorpusError, match="has no text: skipped"):
             read(name)
 
 

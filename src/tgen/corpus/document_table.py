@@ -318,7 +318,7 @@ def read_in_steps(
     if corpus.n_bytes == 0:
         other = "has no text besides line breaks and end-of-text tokens"
         problem = other if n_nonempty else "is empty"
-        if report.skipped:
+        if report.skipped or report.models:
             problem = f"has no text: {report.notes()[-1]}"
         raise CorpusError(f"the corpus {' '.join(paths)!r} {problem}", "name a file with text")
     return corpus

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from tgen import distributed
+from tgen.checkpoint import model_card
 from tgen.checkpoint.model_files import NEEDED_FILES
 from tgen.checkpoint.model_lookup import find_model
 from tgen.checkpoint.stored_models import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter
@@ -163,6 +164,8 @@ def own_files(directory: Path) -> set[str]:
     from tgen.checkpoint.model_files import files_to_load  # slow: tokenizers
 
     names, absolute = set(files_to_load(directory)), directory.absolute()
+    if names and model_card.is_unedited(directory):
+        names.add(model_card.FILE_NAME)
     training = saved_state.folder(directory).name
     if _is_run_or_start(directory):
         names.add(training)
