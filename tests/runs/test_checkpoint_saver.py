@@ -12,7 +12,13 @@ from tgen import runs
 from tgen.checkpoint import model_dir, model_files
 from tgen.config.training import TrainConfig
 from tgen.errors import TrainingError
-from tgen.reports.training import DoneReport, RollbackReport, RunReport, SavingReport
+from tgen.reports.training import (
+    DoneReport,
+    EvalReport,
+    RollbackReport,
+    RunReport,
+    SavingReport,
+)
 from tgen.runs import checkpoint_saver, trainer
 from tgen.runs import saved_state as run_state
 from tgen.storage import files
@@ -176,3 +182,15 @@ def test_unknown_free_space_does_not_stop_the_run(tmp_path, monkeypatch):
 def test_error_of_a_failed_final_save_has_the_reason(tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match=r"Permission denied \(needs [\d,]+ bytes, [\d,]+ are"):
         train(tmp_path, monkeypatch, refuses=lambda step: step > 2, reason=errno.EACCES)
+
+
+def test_run_that_is_moved_while_it_trains_says_so(tmp_path, monkeypatch):
+    moved = tmp_path / "moved"
+
+    def move(report: RunReport) -> None:
+        if isinstance(report, EvalReport) and not moved.exists():
+            (tmp_path / "model").rename(moved)
+
+    with pytest.raises(TrainingError, match=r"model was moved or deleted while the run trained"):
+        train(tmp_path, monkeypatch, meanwhile=move)
+    assert run_state.has_run(moved)

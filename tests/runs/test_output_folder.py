@@ -57,8 +57,9 @@ def make_all(folder, tokenizer):
     assert run(["generate", "-m", "deep/er/model", *cache]) == 0
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("edited", [False, True])
-def test_a_model_named_as_the_corpus_has_no_text_of_its_own(edited, folder, tokenizer):
+def test_a_model_named_as_the_corpus_has_no_text_of_its_own(edited, tokenizer):
     random = make_model("llama", vocab_size=tokenizer.vocab_size)
     model_dir.save(Path("model"), random.config, tokenizer, random.to_arrays())
     model_card.save(Path("model"), "# Model\n")

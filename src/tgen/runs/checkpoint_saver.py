@@ -173,6 +173,11 @@ class CheckpointSaver:
 
     def raise_if_failed(self) -> None:
         """Raise TrainingError if the last save failed."""
+        if self.failed and not run_state.folder(self.out).exists():
+            raise TrainingError(
+                f"{self.out} was moved or deleted while the run trained: its end is not saved",
+                "resume it where it is now: tgen train --resume --out DIR",
+            )
         if self.failed:
             raise TrainingError(
                 f"cannot save the end of the run in {self.out}: {self._reason} "

@@ -89,7 +89,7 @@ def has_lock(out: Path) -> bool:
 
 def _clean_up(out: Path, old_files: set[Path], new_folders: Iterable[Path]) -> None:
     folder = saved_state.folder(out)
-    if not saved_state.has_run(out):
+    if folder.exists() and not saved_state.has_run(out):
         for path in set(folder.iterdir()) - old_files:
             if saved_state.is_name_of_run(path.name):
                 files.remove(path)
