@@ -57,9 +57,10 @@ def test_values_get_the_type_of_their_field():
     )
 
 
-def test_misspelled_field_gets_a_suggestion():
-    with pytest.raises(UsageError, match="--set n_layer: unknown field") as error:
-        parse_overrides({"n_layer": "2"})
+@pytest.mark.parametrize("name", ["n_layer", "N_LAYERS"])
+def test_misspelled_field_gets_a_suggestion(name):
+    with pytest.raises(UsageError, match=f"--set {name}: unknown field") as error:
+        parse_overrides({name: "2"})
     assert error.value.hint == "did you mean n_layers?"
 
 

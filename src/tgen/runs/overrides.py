@@ -64,7 +64,7 @@ def parse_overrides(overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             )
         else:
             known = sorted(model_types | train_types)
-            hint = suggest(name, known) or f"choose one of {', '.join(known)}"
+            hint = suggest(name.lower(), known) or f"choose one of {', '.join(known)}"
             raise UsageError(f"--set {name}: unknown field", hint)
     if "batch_size" in train:
         train["batch_size"] *= distributed.ranks().world_size
