@@ -329,6 +329,13 @@ def test_values_that_are_not_text_are_named_with_what_can_be_done():
     assert "as strings" in error.value.hint
 
 
+def test_keys_beside_the_only_column_with_text_are_named():
+    rows = [{"Frage": "Wer?", "Antwort": "Das ist der König von Rom, sagt man hier. " * 3}] * 2
+    converted, _ = read(rows)
+    assert converted.form == "text of the column 'Antwort'"
+    assert converted.notes == ["keys that are not used: Frage"]
+
+
 def test_keys_of_two_forms_are_named():
     both = {"text": "t", "prompt": "p", "completion": "c"}
     assert read([both])[0].notes == ["keys that are not used: completion, prompt"]

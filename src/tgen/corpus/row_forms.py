@@ -7,7 +7,7 @@ prompt, such as an instruction and its input, are joined by a blank line.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -137,7 +137,7 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
     known = _recognize(tuple(row))
     _check_preferences(row, known)
     keys, form = known.keys, known.form
-    _note_unused(known, left_out)
+    note_unused(known.unused, left_out)
     if form is not None and not form.prompt and known.messages is None:
         return {"text": _to_text(row, keys[form.answer])}
     system = _optional(row, keys, _SYSTEM)
@@ -170,7 +170,7 @@ def map_row(row: Any, left_out: LeftOut) -> Row:
 def has_additions(row: Row, left_out: LeftOut) -> bool:
     """Return whether a row has a system message, earlier turns or tools; note unused keys."""
     known = _recognize(tuple(row))
-    _note_unused(known, left_out)
+    note_unused(known.unused, left_out)
     return any(row[key] for key in known.additions)
 
 
@@ -286,9 +286,10 @@ def _has_user(value: Any) -> bool:
     return any(_ROLES.get(str(m.get("role", m.get("from"))).lower()) == "user" for m in messages)
 
 
-def _note_unused(known: _Keys, left_out: LeftOut) -> None:
-    if known.unused and len(left_out.keys) < _MAX_KEYS:
-        left_out.keys.update(known.unused)
+def note_unused(keys: Iterable[str], left_out: LeftOut) -> None:
+    """Add keys of rows that no canonical row has."""
+    if len(left_out.keys) < _MAX_KEYS:
+        left_out.keys.update(dict.fromkeys(islice(map(shown_key, dict.fromkeys(keys)), _MAX_KEYS)))
 
 
 def _optional(row: Row, keys: Mapping[str, str], names: Sequence[str]) -> str | None:
@@ -360,8 +361,13 @@ def _message(number: int, message: Any, left_out: LeftOut) -> Row:
     given = {key: value for key, value in message.items() if value not in (None, [], {})}
     given_role = given.pop("role", given.pop("from", None))
     role = _ROLES.get(str(given_role).lower())
+    known = "system, user, assistant, tool"
+    if given_role is None:
+        raise CorpusError(
+            f"message {number} has no role (it {_has_keys(message)})",
+            f"write a role: {known}; or add --as text to train on the file as it is",
+        )
     if role is None:
-        known = "system, user, assistant, tool"
         raise CorpusError(
             f"message {number} has the unknown role {str(given_role)[:SHOWN]!r}", f"use {known}"
         )

@@ -27,6 +27,7 @@ from tgen.corpus.row_forms import (
     has_additions,
     map_columns,
     map_row,
+    note_unused,
     shown,
     shown_key,
 )
@@ -144,6 +145,9 @@ class _Conversion:
         """Set the columns and the name of the form, unless the keys of each row tell its form."""
         if self._columns is None:
             self._columns = _choose_columns(self._source.name, values)
+            if self._columns is not None:
+                keys = chain.from_iterable(row for row in values if isinstance(row, dict))
+                note_unused((key for key in keys if key not in self._columns), self._left_out)
         elif not self._is_table and all(isinstance(value, str) for value in values):
             self._columns = None  # a list of texts has no columns
         if self._columns == ("text",):
