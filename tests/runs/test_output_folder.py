@@ -12,7 +12,7 @@ from support.runs import request, start_run
 from tgen import corpus, runs
 from tgen.checkpoint import model_card, model_dir
 from tgen.cli.app import run
-from tgen.errors import CorpusError
+from tgen.errors import CorpusError, UsageError
 from tgen.runs import output_folder, saved_state
 from tgen.runs.output_folder import check_out_is_free, lock_run, own_files
 from tgen.storage.files import output_problem
@@ -55,6 +55,13 @@ def make_all(folder, tokenizer):
     assert run([*export, "gguf"]) == 0
     cache = ["--save-cache", "cache.safetensors", "-n", "1", "-p", "The king"]
     assert run(["generate", "-m", "deep/er/model", *cache]) == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_broken_link_is_no_directory_for_a_model():
+    Path("link").symlink_to("gone")
+    with pytest.raises(UsageError, match="--out link is a broken link"):
+        check_out_is_free(Path("link"), overwrite=False)
 
 
 @pytest.mark.usefixtures("folder")

@@ -130,6 +130,10 @@ def check_out_is_free(out: Path, *, overwrite: bool) -> None:
     """Raise UsageError if a new run in `out` would replace anything without `overwrite`."""
     from tgen.checkpoint.model_files import files_of_a_model, is_whole  # slow: tokenizers
 
+    if out.is_symlink() and not out.exists():
+        raise UsageError(
+            f"--out {out} is a broken link", "remove the link, or choose another --out"
+        )
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "choose a directory that does not exist yet")
     problem = "" if out.exists() else output_problem(out)
