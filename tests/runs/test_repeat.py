@@ -187,6 +187,9 @@ def test_fine_tuning_is_repeated_from_the_same_model_only(tmp_path):
         repeat(tmp_path, "third")
     with pytest.raises(TrainingError, match=r"base model .* has changed"):
         repeat(tmp_path, "fourth", of="lora")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(TrainingError, match="that the run started from is missing"):
+        repeat(tmp_path, "fifth")
 
 
 def test_the_repeated_run_is_not_replaced(tmp_path):

@@ -4,6 +4,7 @@ A run with --minutes ends by the clock, so the repetition takes the steps that i
 the learning rate as it did. On the same machine, its weights are the same bits.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,8 @@ def prepare_again(request: RunRequest, *, folder: Path | None) -> Phases[Prepare
     rank_checks.check_same_corpus(paths)
     if not distributed.is_rank_zero():
         return broadcast_run(None, device, weights, pairs)
-    hint = f"restore it, or name an unchanged copy: tgen train CORPUS --from-run {source}"
+    command = f"tgen train CORPUS --from-run {shlex.quote(str(source))}"
+    hint = f"restore it, or name an unchanged copy: {command}"
     try:
         text = yield from read_again(old, paths, old.reading)
     except CorpusError as error:
@@ -120,7 +122,7 @@ def _read_run(
     if not saved or not progress or progress.total_steps is None:
         raise TrainingError(
             f"the run in {source} has not ended: its number of steps is unknown",
-            f"resume it first: tgen train --resume --out {source}",
+            f"resume it first: tgen train --resume --out {shlex.quote(str(source))}",
         )
     if "end_history" not in saved.progress:
         raise TrainingError(
@@ -157,6 +159,11 @@ def _load_base(
         return None, None
     yield PhaseReport(phase="loading the model")
     if record.adapter is None:
+        if not Path(record.start_from).exists():
+            raise TrainingError(
+                f"the model {record.start_from} that the run started from is missing",
+                "restore it, or start from where it is now: --from instead of --from-run",
+            )
         return model_with_adapter.load(Path(record.start_from)).arrays, None
     _, weights = load_base(record.adapter)
     pairs = None
