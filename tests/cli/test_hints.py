@@ -149,7 +149,7 @@ FAILING = [
     (f"{TUNE} --set n_layers=1", "remove it", TUNE),
     (f"{TRAIN} --lora 2", "add --from", f"{TUNE} --lora 2"),
     (f"{TUNE} --adapter 'an adapter' --lora 2", "remove --lora", f"{TUNE} --adapter 'an adapter'"),
-    (f"{TUNE} --from 'an adapter' --lora 2", "continue it with --adapter an adapter",
+    (f"{TUNE} --from 'an adapter' --lora 2", "continue it with --adapter 'an adapter'",
      f"{TRAIN.replace('--set n_layers=1 --set d_model=16', '')} --adapter 'an adapter'"),
     (f"{TRAIN} --resume --size nano", "remove one of them", "train --resume --out 'a run'"),
     ("train --resume --out new", "remove --resume to start one", TRAIN),

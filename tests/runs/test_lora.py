@@ -215,19 +215,19 @@ def test_contradictions_are_refused(tmp_path, base):
 
 
 def test_errors_of_adapters_name_the_options_of_training(tmp_path, base):
-    list(runs.start(lora_request(tmp_path, base)))
+    list(runs.start(lora_request(tmp_path, base, "my tuned")))
     again = lora_request(tmp_path, None, "again", lora=None)
     with pytest.raises(ModelError, match="is not an adapter") as error:
         list(runs.start(dataclasses.replace(again, adapter=base)))
     assert error.value.hint == "it is a model: name it with --model or --from"
     base.rename(tmp_path / "moved")
-    tuned = tmp_path / "tuned"
+    tuned = tmp_path / "my tuned"
     with pytest.raises(ModelError, match="does not exist") as error:
         list(runs.start(dataclasses.replace(again, adapter=tuned)))
-    assert error.value.hint == f"name both: --from BASE --adapter {tuned}"
+    assert error.value.hint == f"name both: --from BASE --adapter '{tuned}'"
     with pytest.raises(ModelError, match="does not exist") as error:
         list(runs.start(dataclasses.replace(again, start_from=tuned)))
-    assert error.value.hint == f"name both: --from BASE --adapter {tuned}"
+    assert error.value.hint == f"name both: --from BASE --adapter '{tuned}'"
 
 
 def test_run_never_replaces_what_it_starts_from(tmp_path, base):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -326,7 +327,7 @@ def find_sources(models: Sequence[str], adapters: Sequence[str]) -> list["ModelS
         if not any(other is None and path.samefile(base) for _, path, other in found):
             if models:
                 message = f"--adapter {directory}: its base {str(base)!r} is not served"
-                raise UsageError(message, f"add --model {base}")
+                raise UsageError(message, f"add --model {shlex.quote(str(base))}")
             found.append((short_name(None, base), base, None))
         found.append((name or short_name(directory, adapter), base, adapter))
     names = [name for name, *_ in found]

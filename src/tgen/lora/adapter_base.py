@@ -1,6 +1,7 @@
 """The base model of an adapter: its name, where it is, and the digest of its weights."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def find_base(path: Path, *, option: str = "--model") -> Path:
     if name is None:
         raise ModelError(
             f"the adapter {str(path)!r} does not name its base model",
-            f"name both: {option} BASE --adapter {path}",
+            f"name both: {option} BASE --adapter {shlex.quote(str(path))}",
         )
     beside = path.resolve().parent / Path(name).name
     for candidate in (name, str(beside)):
@@ -71,7 +72,7 @@ def find_base(path: Path, *, option: str = "--model") -> Path:
     raise ModelError(
         f"the base model {name[:200]!r} of the adapter {str(path)!r} does not exist: not a path "
         f"or name of a model, and not {str(beside)!r}",
-        f"name both: {option} BASE --adapter {path}",
+        f"name both: {option} BASE --adapter {shlex.quote(str(path))}",
     )
 
 

@@ -82,10 +82,11 @@ def open_base(request: RunRequest, config: TrainConfig) -> tuple[Base, TrainConf
     path = None if adapter_name is None else adapters.find_adapter(str(adapter_name))
     name, base_path = _find_base(start_from, path)
     if path is None and config.lora is not None and is_adapter(base_path):
+        quoted = shlex.quote(str(start_from))
         raise UsageError(
             f"--lora cannot be combined with --from {start_from}, which is an adapter",
-            f"continue it with --adapter {start_from}, or merge it: tgen export "
-            f"{shlex.quote(str(start_from))} --merge --to transformers --out DIR",
+            f"continue it with --adapter {quoted}, or merge it: tgen export "
+            f"{quoted} --merge --to transformers --out DIR",
         )
     bundle = model_with_adapter.load(base_path)
     if path is None and config.lora is None:

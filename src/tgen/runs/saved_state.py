@@ -16,6 +16,7 @@ training/LOCK
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -58,7 +59,8 @@ class SavedState(NamedTuple):
 
 def recovery_hint(out: Path) -> str:
     """Return a hint for a run that cannot be resumed; following it deletes nothing."""
-    return f"restore a backup, or fine-tune its weights: --from {out} with another --out"
+    name = shlex.quote(str(out))
+    return f"restore a backup, or fine-tune its weights: --from {name} with another --out"
 
 
 def folder(out: Path) -> Path:

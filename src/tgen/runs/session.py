@@ -1,5 +1,6 @@
 """Start, resume or plan a run; all ranks make the same calls."""
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -154,7 +155,7 @@ def resume(request: ResumeRequest, *, stopped: Stopped = lambda: False) -> Itera
                 record,
                 text,
                 "resume without naming the corpus, add --override to train on the new one, or "
-                f"fine-tune: --from {out} with another --out",
+                f"fine-tune: --from {shlex.quote(str(out))} with another --out",
             )
     tokenizer = load_tokenizer(out, record)
     with run_log.RunLog(out if is_rank_zero else None) as log:
