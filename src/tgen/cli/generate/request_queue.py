@@ -132,7 +132,7 @@ class RequestQueue:
         n = len(request.prompt)
         if n > self._context and sampling.overflow == "slide" and not self._warned:
             self._warned = True
-            text = f"the prompt has {n} tokens, more than the context of {self._context}"
+            text = f"the prompt has {n:,} tokens, more than the context of {self._context:,}"
             warning = f"warning: {first.where}{text}; only its end is used"
             if not self._options.quiet:  # also on a rank that writes no texts
                 console.print_line(warning)
