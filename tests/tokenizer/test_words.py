@@ -57,6 +57,23 @@ def test_an_unknown_word_is_named_or_encoded_as_unk_if_asked():
             words_of("a", unknown=True).encode(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "? what",
+            r"the word '\?' after a space or at the start of a text is not in the vocabulary",
+        ),
+        ("is ?", r"the word '\?' after a space or at the start of a text is not in the vocabulary"),
+        ("is?what", "the word 'what' without a space before it is not in the vocabulary"),
+        ("is new", "the word 'new' is not in the vocabulary"),
+    ],
+)
+def test_the_error_of_a_known_word_with_or_without_a_space_says_so(text, words):
+    with pytest.raises(UsageError, match=words):
+        words_of("what is?").encode(text.encode())
+
+
 def test_word_level_files_of_others_are_refused_by_what_differs():
     file = json.loads(words_of("a b").json)
     file["pre_tokenizer"] = {"type": "Whitespace"}

@@ -245,8 +245,13 @@ class Tokenizer:
             i = self.spec.vocab.get(word, self.spec.unknown)
             if i is None:
                 shown = self.spec.spell(word).decode().strip() or self.spec.spell(word).decode()
+                bare, where = word.removeprefix(SPACE), ""
+                if bare != word and bare in self.spec.vocab:
+                    where = " after a space or at the start of a text"
+                elif SPACE + word in self.spec.vocab:
+                    where = " without a space before it"
                 raise UsageError(
-                    f"the word {shown!r} is not in the vocabulary of this model",
+                    f"the word {shown!r}{where} is not in the vocabulary of this model",
                     "use only words of the training text; spaces count; "
                     "--tokenizer word --unk trains with a token for other words",
                 )
