@@ -245,15 +245,24 @@ def test_the_shipped_model_answers_where_nothing_was_trained(tmp_path):
     )
 
 
-def test_file_that_may_not_be_read_gets_a_hint_about_its_permissions(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "check its permissions"),
+        (errno.EFBIG, "choose another file system"),
+        (errno.ENAMETOOLONG, "choose a shorter name"),
+        (errno.ENOSPC, "free disk space"),
+    ],
+)
+def test_errors_of_the_disk_have_a_hint(number, hint, monkeypatch, capsys):
     def find_model(_name):
-        raise PermissionError(errno.EACCES, "Permission denied", "m/config.json")
+        raise OSError(number, os.strerror(number), "m/config.json")
 
     monkeypatch.setattr(model_lookup, "find_model", find_model)
     monkeypatch.setattr(streams, "discard_stdout", lambda: None)
     assert run(["generate", "-m", "m", "-p", "x"]) == 1
     message = capsys.readouterr().err
-    assert "error: m/config.json: Permission denied\nhint: check its permissions" in message
+    assert f"error: m/config.json: {os.strerror(number)}\nhint: {hint}" in message
 
 
 def test_error_without_a_number_keeps_its_text(monkeypatch, capsys):

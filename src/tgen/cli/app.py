@@ -58,6 +58,8 @@ _DISK_HINTS = {
     errno.EDQUOT: "free disk space and try again",
     **dict.fromkeys((errno.EROFS, errno.EPERM, errno.ENOENT), "choose a writable location"),
     errno.EACCES: "check its permissions and those of its directory",
+    errno.EFBIG: "choose another file system, or raise the limit of file sizes (ulimit -f)",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 
