@@ -231,6 +231,9 @@ def test_options_of_rows_need_rows(tmp_path):
         Reading(read_as="text", skip_bad_rows=True)
     with pytest.raises(UsageError, match="columns: invalid value"):
         Reading(columns=5)
+    with pytest.raises(UsageError, match="columns: invalid value prompt,prompt") as error:
+        Reading(columns="prompt,prompt")
+    assert error.value.hint == "set columns to different names"
 
 
 def test_document_in_another_encoding_is_decoded(tmp_path):

@@ -60,6 +60,7 @@ class Reading:
             names = split_names(self.columns) if isinstance(self.columns, str) else self.columns
             is_valid = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
             require(is_valid, "columns", names, "names of columns")
+            require(len({*names}) == len(names), "columns", ",".join(names), "different names")
             object.__setattr__(self, "columns", tuple(names))
         if self.encoding is not None:
             _check_encoding(self.encoding)
