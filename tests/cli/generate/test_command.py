@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from typing import Any
 
@@ -190,3 +191,8 @@ def _read(fd):
         return os.read(fd, 4096)
     except OSError:  # a terminal whose other end is closed
         return b""
+
+
+def test_warning_of_a_long_prompt_groups_the_digits(generate):
+    _, _, err = generate("-p", "~|" * 2000, "-n", 1)
+    assert re.search(r"warning: the prompt has [1-9],\d{3} tokens, more than the context of", err)
