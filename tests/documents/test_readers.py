@@ -352,6 +352,14 @@ def test_documents_that_look_like_text_are_named(read, content, words):
         read("a.x", content)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("a.ttml", "has subtitles in XML"), ("a.enex", "an export of Evernote")]
+)
+def test_xml_that_is_no_text_is_named(read, name, words):
+    with pytest.raises(CorpusError, match=words):
+        read(name, '<?xml version="1.0"?>\n<x/>')
+
+
 def test_subtitles_have_no_times_and_tags(read):
     assert read("a.srt", documents.SRT) == ("One\ntwo\nx", {})
     assert read("a.vtt", documents.VTT) == ("hello you\n& all", {})
@@ -360,6 +368,13 @@ def test_subtitles_have_no_times_and_tags(read):
     )
     assert read("b.srt", joined) == ("7\nx\ny", {})
     assert read("a.srt", documents.SRT.replace("\r", "\r\r")) == ("One\ntwo\nx", {})
+    captions = "0:00:01.000,0:00:02.500\nHi, 1\nyou\n\n0:00:03.000,0:00:04.000\nx\n"
+    assert read("a.sbv", captions) == ("Hi, 1\nyou\nx", {})
+    assert read("a.ass", documents.ASS) == ("Hi, you\nall\ny", {"drawing": 1})
+    assert read("a.ssa", documents.ASS.replace("Layer", "Marked")) == (
+        "Hi, you\nall\ny",
+        {"drawing": 1},
+    )
 
 
 def test_chats_have_one_line_per_message(read):

@@ -126,6 +126,14 @@ VTT = (
     "WEBVTT\n\nNOTE no\n\n00:00.000 --> 00:02.000 align:start\nhello<00:00.500><c> you</c>\n\n"
     "00:02.000 --> 00:02.010\nhello you\n\n00:02.010 --> 00:04.000\nhello you\n&amp; all\n"
 )
+ASS = (
+    "[Script Info]\n; x\n\n[V4+ Styles]\nFormat: Name, Fontname\nStyle: Default,Arial\n\n[Events]\n"
+    "Format: Layer, Start, End, Style, Text\n"
+    "Dialogue: 0,0:00:01.00,0:00:02.00,Default,Hi, {\\i1}you{\\i0}\\Nall\n"
+    "Comment: 0,0:00:01.00,0:00:02.00,Default,note\n"
+    "Dialogue: 0,0:00:01.00,0:00:02.00,Default,{\\an7\\p1}m 0 0 l 9 0{\\p0}\n"
+    "Dialogue: 0,0:00:03.00,0:00:04.00,Default,{\\pos(1,2)}y\\h\n"
+)
 WHATSAPP = (
     "[31.12.23, 23:59:10] Anna: \u200eencrypted\n[31.12.23, 23:59:11] Anna: Hi: you\nmore\n"
     "\u200e[1.1.24, 00:00:01] Bob: \u200eimage omitted\n[1.1.24, 00:00:02] Bob: Ok\n"

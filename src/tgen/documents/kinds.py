@@ -14,7 +14,9 @@ _SUFFIXES = {
     ".rtf": "rtf", ".ipynb": "notebook", ".eml": "mail", ".mbox": "mbox", ".srt": "subtitles",
     ".vtt": "subtitles", ".doc": "doc", ".xlsx": "sheet", ".xls": "sheet", ".ods": "sheet",
     ".pptx": "slides", ".ppt": "slides", ".odp": "slides", ".mobi": "kindle", ".azw": "kindle",
-    ".azw3": "kindle", ".mhtml": "mhtml", ".mht": "mhtml",
+    ".azw3": "kindle", ".mhtml": "mhtml", ".mht": "mhtml", ".sbv": "subtitles",
+    ".ass": "subtitles", ".ssa": "subtitles", ".ttml": "timed", ".dfxp": "timed",
+    ".enex": "evernote",
 }  # fmt: skip
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32-le",  # starts with that of utf-16-le
@@ -36,6 +38,8 @@ UNREADABLE = {
     "slides": ("is a presentation", "save it as PDF, and train on that"),
     "flat": ("is a document in one XML file", "save it as .docx or .odt"),
     "fictionbook": ("is a FictionBook", "convert it to EPUB: ebook-convert FILE.fb2 FILE.epub"),
+    "timed": ("has subtitles in XML", "convert them: ffmpeg -i FILE.ttml FILE.srt"),
+    "evernote": ("is an export of Evernote", "export the notes as HTML, and train on these"),
     "postscript": ("is a PostScript document", "convert it to PDF: ps2pdf FILE.ps"),
     "kindle": ("is a Kindle book", "convert it to EPUB: ebook-convert FILE.azw3 FILE.epub"),
 }

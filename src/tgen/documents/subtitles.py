@@ -1,19 +1,25 @@
-"""Subtitles, .srt and .vtt: what is said, one line each, without numbers, times and styles."""
+"""Subtitles, .srt, .vtt, .sbv, .ass and .ssa: what is said, one line each, without numbers, times
+and styles."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator
 
 _TIME = r"(?:\d{1,3}:)?\d{1,2}:\d{1,2}[,.]\d{1,3}"
-_CUE = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
-_BEGIN = re.compile(rf"(?:\A|\n)((?:\d+[ \t]*\n)?[ \t]*{_TIME}[ \t]*-->)")
+_CUE = re.compile(rf"\s*{_TIME}(?:\s*-->\s*|,){_TIME}")  # with a comma in .sbv
+_BEGIN = re.compile(rf"(?:\A|\n)((?:\d+[ \t]*\n)?[ \t]*{_TIME}(?:[ \t]*-->|,\d))")
 _WORD_TIME = re.compile(rf"<{_TIME}>")  # in the captions of YouTube, whose lines come several times
 _TAGS = re.compile(r"</?[a-zA-Z][^<>\n]*>|\{\\[^{}\n]*\}")
+_SCRIPT = re.compile(r"\s*\[Script Info\]", re.IGNORECASE)  # of .ass and .ssa
+_DRAWING = re.compile(r"\{[^{}]*\\p[1-9][^{}]*\}")  # its text is coordinates
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&lrm;": "", "&rlm;": ""}
 
 
 def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
     """Yield the text of the cues in their order."""
+    if _SCRIPT.match(text):
+        yield _read_script(text, left_out)
+        return
     is_vtt = text.startswith("WEBVTT")
     is_rolling = bool(_WORD_TIME.search(text))
     lines: list[str] = []
@@ -31,3 +37,20 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
             if line and not (is_rolling and lines[-1:] == [line]):
                 lines.append(line)
     yield "\n".join(lines)
+
+
+def _read_script(text: str, left_out: Counter[str]) -> str:
+    """Return the text of the `Dialogue:` lines, whose last field it is."""
+    lines, n_fields = [], 10
+    for line in text.split("\n"):
+        kind, _, content = line.strip().partition(":")
+        if kind == "Format":  # the last one is that of the events
+            n_fields = content.count(",") + 1
+        elif kind == "Dialogue":
+            cue = content.split(",", n_fields - 1)[-1]
+            if _DRAWING.search(cue):
+                left_out["drawing"] += 1
+                continue
+            cue = re.sub(r"\{[^{}]*\}", "", cue).replace("\\h", " ")
+            lines += filter(None, map(str.strip, re.split(r"\\[Nn]", cue)))
+    return "\n".join(lines)
