@@ -125,7 +125,7 @@ def test_invalid_fields_are_refused(line, message, hint):
     assert (error.value.message, error.value.hint) == (message, hint)
 
 
-def test_null_is_no_prompt():
+def test_null_is_no_value():
     line = '{"prompt": null, "prompt_bytes": null, "messages": [{"role": "user", "content": "a"}]}'
     row = check_row(parse_object(line.encode()), samples=1, echo=False)
     assert (row.prompt, row.messages) == (b"a", [{"role": "user", "content": "a"}])
@@ -133,6 +133,9 @@ def test_null_is_no_prompt():
     row = check_row(parse_object(line.encode()), samples=2, echo=True)
     assert (row.prompt, row.messages, row.samples, row.echo) == (b"a", None, 2, True)
     assert row.sampling == {"temperature": 1}
+    line = '{"prompt": "a", "temperature": null, "samples": null, "echo": null, "regex": null}'
+    row = check_row(parse_object(line.encode()), samples=2, echo=True)
+    assert (row.samples, row.echo, row.sampling) == (2, True, {"regex": None})
 
 
 def test_summary_counts_failed_rows(trained):

@@ -29,6 +29,8 @@ _SHORT = {  # JSON fields may have a flag's short name
     for flag in one.metadata["flags"]
     if len(flag) == 2
 }
+# Fields in which null removes what the command line sets; in others, it is no value.
+_OPTIONAL = {one.name for one in fields(SamplingConfig) if one.default is None}
 _ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
 _MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
 _GLOBAL_ONLY = {
@@ -194,6 +196,7 @@ def check_row(values: dict[str, Any], *, samples: int, echo: bool) -> Row:
     """
     for name in values.keys() - _ROW_FIELDS:
         _check_name(name)
+    values = {k: v for k, v in values.items() if v is not None or k in _OPTIONAL}
     prompts = {name: values.pop(name, None) for name in ("messages", "prompt", "prompt_bytes")}
     given = [name for name, value in prompts.items() if value is not None]
     if not given:
