@@ -1,5 +1,6 @@
 """Every option with odd values: it works, or the error names it."""
 
+import io
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -272,6 +273,14 @@ def test_reading_a_prompt_file_shows_progress(tmp_path, monkeypatch):
     assert read_prompt(None, tmp_path / "prompt") == "é".encode()
     assert shown[0] == "reading the prompt"
     assert len(shown) > 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_prompt_on_stdin_has_no_byte_order_mark(monkeypatch, capsysbinary, encoding):
+    stdin = io.TextIOWrapper(io.BytesIO("é 𝄞\n".encode(encoding)))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert read_prompt(None) == "é 𝄞\n".encode()
+    assert (b"read as UTF-16" in capsysbinary.readouterr().err) == (encoding == "utf-16")
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "train"])

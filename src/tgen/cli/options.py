@@ -6,6 +6,7 @@ dict, so that "not given" needs no comparison with a default. A prompt comes fro
 stdin.
 """
 
+import codecs
 import inspect
 import os
 import re
@@ -53,7 +54,11 @@ def read_prompt(prompt: str | None, file: Path | None = None) -> bytes:
         return os.fsencode(prompt)
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
         raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
-    return sys.stdin.buffer.read()
+    text = sys.stdin.buffer.read()
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        console.print_status("note: the prompt is read as UTF-16, which its byte order mark says")
+        return text.decode("utf-16", "replace").encode()
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 class Reader(NamedTuple):
