@@ -335,6 +335,35 @@ def test_error_of_a_thread_that_saves_ends_all_ranks_at_once(on_ranks, corpus, t
     assert error_line(ranks) == "error: rank 1: out of memory"
 
 
+# The last state cannot be saved; the directory is on a disk of rank 0, which looks at it late.
+FULL_DISK = """
+import errno, os, time
+from pathlib import Path
+from tgen.runs import saved_state, trainer
+from tgen.runs.checkpoint_saver import CheckpointSaver
+trainer._FINAL_RETRY_SECONDS = ()
+save, check = saved_state.save_state, CheckpointSaver.raise_if_failed
+def save_or_fail(out, progress, *arguments, **named):
+    if progress["step"] == 8:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    save(out, progress, *arguments, **named)
+def check_late(saver):
+    if os.environ["RANK"] == "1":
+        saver.out = Path("elsewhere")
+    else:
+        time.sleep(1)
+    check(saver)
+saved_state.save_state, CheckpointSaver.raise_if_failed = save_or_fail, check_late
+"""
+
+
+def test_error_of_the_last_save_is_that_of_rank_0(on_ranks, corpus, tmp_path):
+    arguments = command(corpus, tmp_path / "two", "--parallel", "ddp", batch=3)
+    ranks = on_ranks(code=FULL_DISK + code_of_ranks(arguments, action="0", at=-1), n=2)
+    assert statuses(ranks) == [1, 1], ranks
+    assert f"cannot save the end of the run in {tmp_path / 'two'}: No space" in error_line(ranks)
+
+
 # The corpus counts as large, and each rank prints how many batches it tokenized.
 LARGE = """
 import os

@@ -172,7 +172,11 @@ class CheckpointSaver:
             self.log.trim(step)
 
     def raise_if_failed(self) -> None:
-        """Raise TrainingError if the last save failed."""
+        """Raise TrainingError if the last save failed; all ranks must call this, and raise the
+        same."""
+        distributed.call_together(self._check_last)
+
+    def _check_last(self) -> None:
         if self.failed and not run_state.folder(self.out).exists():
             raise TrainingError(
                 f"{self.out} was moved or deleted while the run trained: its end is not saved",
