@@ -265,17 +265,17 @@ def test_run_that_fails_waits_for_the_save_in_the_background(on_ranks, corpus, t
     assert (out / "training/state-00000003/manifest.json").exists()
 
 
-# Rank 1 writes its part of the first state in a run only when the run waits for that. Ranks fail if
-# they gather the model, for a sample or a save, before that.
+# Rank 1 writes its part of each state only when the run waits for that. Ranks fail if they gather
+# the model, for a sample or a save, before that.
 ONE_COPY = """
 from tgen.runs.checkpoint_saver import CheckpointSaver
 from tgen.training.state import TrainState
 finish, copy_weights, savers = CheckpointSaver.finish, TrainState.copy_weights, []
 def write_and_finish(saver):
     savers.append(saver)
-    if saver.is_writing:
-        later.set()
-    return finish(saver)
+    later.set()
+    yield from finish(saver)
+    later.clear()
 def copy_first(state):
     assert not any(saver.is_writing for saver in savers)
     return copy_weights(state)
@@ -283,8 +283,9 @@ CheckpointSaver.finish, TrainState.copy_weights = write_and_finish, copy_first
 """
 
 
-def test_model_is_gathered_once_the_save_before_has_ended(on_ranks, corpus, tmp_path):
-    arguments = command(corpus, tmp_path / "two", "--parallel", "fsdp", batch=3)
+@pytest.mark.parametrize("more", [(), ("--val-fraction", 0)])
+def test_model_is_gathered_once_the_save_before_has_ended(on_ranks, corpus, tmp_path, more):
+    arguments = command(corpus, tmp_path / "two", "--parallel", "fsdp", *more, batch=3)
     code = LATE_SAVE.format(fails=False, step=9) + ONE_COPY
     ranks = on_ranks(code=code + code_of_ranks(arguments, action="0", at=-1), n=2)
     assert statuses(ranks) == [0, 0], ranks

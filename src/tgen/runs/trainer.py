@@ -254,6 +254,7 @@ class Trainer:
 
     def _save_final(self, state: TrainState, *, model: bool) -> Iterator[SavingReport]:
         """Save, and retry for a few seconds; raise TrainingError if that fails."""
+        yield from self.saver.finish()  # its copy of the model is freed before the next one
         yield from self._save(state, model=model)
         yield from self.saver.finish()
         for seconds in _FINAL_RETRY_SECONDS:
