@@ -63,6 +63,7 @@ def test_model_loaded_by_a_relative_path_works_in_another_directory(trained, tmp
     ("field", "call"),
     [
         ("text", lambda model: model.activations("a\ud800")),
+        ("text", lambda model: model.score("a\ud800")),
         ("text", lambda model: model.inspect("a\ud800", view="tokens")),
         ("target", lambda model: model.inspect("a b", view="why", target="\ud800")),
         ("patch", lambda model: model.inspect("a b", view="patch", patch="\ud800")),

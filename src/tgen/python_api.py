@@ -349,7 +349,8 @@ class Model:
         context_length = self._loaded.engine.context_length
         valid = stride is None or (_is_whole(stride) and 1 <= stride <= context_length)
         require(valid, "stride", repr(stride), f"a number from 1 to {context_length:,}")
-        bits_per_byte = score_text(self._loaded, text, stride=stride).bits_per_byte
+        given = _to_bytes("text", text)
+        bits_per_byte = score_text(self._loaded, given, stride=stride).bits_per_byte
         if bits_per_byte is None:
             raise UsageError("no text to score", "pass more than one token to this model")
         return bits_per_byte
