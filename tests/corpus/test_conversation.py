@@ -48,6 +48,7 @@ def test_rows_become_messages_with_the_answers_to_learn(tmp_path):
         (chat(USER, ANSWER, SYSTEM), "message 3 is a system message"),
         (chat(SYSTEM, ANSWER), "no assistant message with weight 1 after one of the user"),
         (chat(USER | {"role": "narrator"}), "message 1 has the unknown role 'narrator'"),
+        (chat(USER | {"role": None}), "message 1 has an empty role"),
         (chat({"name": "Ann", "content": "a"}), "message 1 has no role .it has the keys 'name'"),
         (chat(USER, ANSWER | {"tool_calls": [1]}), "message 2 calls a tool"),
         (chat(USER | {"content": None}), "message 1 has no content"),

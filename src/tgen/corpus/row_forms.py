@@ -363,8 +363,10 @@ def _message(number: int, message: Any, left_out: LeftOut) -> Row:
     role = _ROLES.get(str(given_role).lower())
     known = "system, user, assistant, tool"
     if given_role is None:
+        is_empty = not message.keys().isdisjoint(("role", "from"))
+        got = "an empty role" if is_empty else f"no role (it {_has_keys(message)})"
         raise CorpusError(
-            f"message {number} has no role (it {_has_keys(message)})",
+            f"message {number} has {got}",
             f"write a role: {known}; or add --as text to train on the file as it is",
         )
     if role is None:
