@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -369,6 +370,17 @@ def test_nothing_is_stored_before_the_first_text(save, folder):
     model = open_model(path, EngineOptions(device="cpu", threads=1))
     assert not folder.exists() or not list(folder.iterdir())
     list(model.tokens([[5]], sampling=model.sampling({"max_new_tokens": 1})))
+    wait_for_store()
+    assert is_intact(*folder.iterdir())
+
+
+def test_model_of_a_relative_path_is_stored_after_a_change_of_directory(save, folder, monkeypatch):
+    path = save()
+    monkeypatch.chdir(path.parent)
+    model = open_model(Path(path.name), EngineOptions(device="cpu", threads=1))
+    monkeypatch.chdir("/")
+    with model.borrow_engine():
+        pass
     wait_for_store()
     assert is_intact(*folder.iterdir())
 

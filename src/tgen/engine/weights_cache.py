@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,6 +118,7 @@ def prepare_store(
     table, arrays = weights.relocatable()  # before passes add positions
     header = {"dtype": weights.dtype, "n_weights": n_weights, "table": table.tolist()}
     dtype = _DEFAULT if is_default else weights.dtype
+    bundle = replace(bundle, path=bundle.path.absolute())  # the program may change its directory
 
     def store() -> None:
         with suppress(OSError, TgenError):  # a full disk: the next process packs again
