@@ -365,7 +365,7 @@ def test_rows_of_messages_are_answered(model, tmp_path, capsysbinary):
     messages = [one["error"]["message"] for one in records[1:]]
     assert messages[0].startswith("messages: the last one is of the assistant")
     assert messages[1] == "messages and prompt are both given"
-    assert messages[2].startswith("messages: invalid value")
+    assert messages[2].startswith("messages[0]: invalid value")
     assert messages[3] == "echo cannot be combined with messages"
 
 

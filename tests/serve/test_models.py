@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -364,8 +365,8 @@ def test_a_call_that_is_cancelled_before_it_starts_is_not_made(
     works: list[Any] = []
 
     class Waiting:
-        def __init__(self, *, target: Any, **_: Any) -> None:
-            works.append(target)
+        def __init__(self, *, target: Any, args: Any, **_: Any) -> None:
+            works.append(partial(target, *args))
 
         def start(self) -> None:
             """Wait until the test calls `target`."""
