@@ -41,7 +41,8 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
 
 def _read_script(text: str, left_out: Counter[str]) -> str:
     """Return the text of the `Dialogue:` lines, whose last field it is."""
-    lines, n_fields = [], 10
+    lines: list[str] = []
+    n_fields = 10
     for line in text.split("\n"):
         kind, _, content = line.strip().partition(":")
         if kind == "Format":  # the last one is that of the events
