@@ -44,7 +44,7 @@ ALLOWED = {
     "python_errors": "drawing runs",
     "python_api": "tokenizer checkpoint engine inspection lora drawing generation loaded_model "
     "runs scoring python_errors",
-    "cli": "distributed storage machine tokenizer corpus model checkpoint chat engine "
+    "cli": "distributed storage machine tokenizer documents corpus model checkpoint chat engine "
     "inspection lora drawing generation loaded_model runs benchmark scoring experiments serve",
     "__init__": "python_api",
     "__main__": "cli",

@@ -275,12 +275,13 @@ def test_reading_a_prompt_file_shows_progress(tmp_path, monkeypatch):
     assert len(shown) > 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_prompt_on_stdin_has_no_byte_order_mark(monkeypatch, capsysbinary, encoding):
     stdin = io.TextIOWrapper(io.BytesIO("é 𝄞\n".encode(encoding)))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert read_prompt(None) == "é 𝄞\n".encode()
-    assert (b"read as UTF-16" in capsysbinary.readouterr().err) == (encoding == "utf-16")
+    noted = f"read as {encoding}-le".encode() in capsysbinary.readouterr().err
+    assert noted == (encoding in ("utf-16", "utf-32"))
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "train"])

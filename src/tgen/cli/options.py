@@ -6,7 +6,6 @@ dict, so that "not given" needs no comparison with a default. A prompt comes fro
 stdin.
 """
 
-import codecs
 import inspect
 import os
 import re
@@ -54,11 +53,15 @@ def read_prompt(prompt: str | None, file: Path | None = None) -> bytes:
         return os.fsencode(prompt)
     if sys.stdin is None or (sys.stdin.isatty() and prompt is None):
         raise UsageError("no prompt", 'pass --prompt "TEXT", or pipe text in')
-    text = sys.stdin.buffer.read()
-    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        console.print_status("note: the prompt is read as UTF-16, which its byte order mark says")
-        return text.decode("utf-16", "replace").encode()
-    return text.removeprefix(codecs.BOM_UTF8)
+    from tgen.documents.kinds import byte_order_mark
+
+    content = sys.stdin.buffer.read()
+    codec, n_mark = byte_order_mark(content)
+    content = content[n_mark:]
+    if codec in ("", "utf-8"):
+        return content
+    console.print_status(f"note: the prompt is read as {codec}, by its byte order mark")
+    return content.decode(codec, "replace").encode()
 
 
 class Reader(NamedTuple):

@@ -1,5 +1,4 @@
-"""Subtitles, .srt, .vtt, .sbv, .ass and .ssa: what is said, one line each, without numbers, times
-and styles."""
+"""Subtitles, .srt, .vtt, .sbv, .ass and .ssa: the spoken text without numbers, times and styles."""
 
 import re
 from collections import Counter

@@ -29,7 +29,7 @@ _SHORT = {  # JSON fields may have a flag's short name
     for flag in one.metadata["flags"]
     if len(flag) == 2
 }
-# Fields in which null removes what the command line sets; in others, it is no value.
+# In these fields, null removes the value of the command line; in others, it counts as missing.
 _OPTIONAL = {one.name for one in fields(SamplingConfig) if one.default is None}
 _ROW_FIELDS = {"prompt", "prompt_bytes", "messages", "samples", "echo", "id"}
 _MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
