@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support.chats import assistant, user
-from support.command import PythonFork, clean_environment
+from support.command import clean_environment
 from support.runs import load_run
 from tgen import runs
 from tgen.checkpoint.safetensors_file import open_tensors
@@ -588,7 +588,7 @@ def test_restarted_ranks_continue_their_own_run(on_ranks, corpus, tmp_path):
     code.write_text(KILLED_TWICE.format(out=str(out)) + ranks)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command_line = [sys.executable, *torchrun, "--max-restarts", "2", str(code)]
-    with PythonFork(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
         printed, _ = process.communicate(timeout=900)
     replaced, killed = printed.decode().split()
     assert process.returncode == 0

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.command import PythonFork, clean_environment
+from support.command import clean_environment
 from support.models import make_model
 from tgen.checkpoint import model_dir
 
@@ -97,7 +97,7 @@ def test_torchrun_gives_the_output_of_one_process(on_ranks, model, rows):
     given = [str(one) for one in command(model, rows, "--seed", 3, "--jsonl", "-q")]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command_line = [sys.executable, *torchrun, "-m", "tgen", *given]
-    with PythonFork(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, env=clean_environment()) as process:
         shared, _ = process.communicate(timeout=900)
     [alone] = on_ranks(given)
     assert shared == alone.out != b""
