@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from tgen.serve.engine_thread import Job
-from tgen.serve.http_response import OpenAIForm, TextResponse
+from tgen.serve.http_response import OpenAIForm, TextResponse, dump_json
 
 
 class FakeAnswer:
@@ -69,3 +69,11 @@ def test_a_stream_whose_end_fails_ends_with_an_error() -> None:
     _, body = respond(10, BrokenForm(), stream=True)
     error = json.loads(body.removeprefix(b"data: "))["error"]
     assert error["message"].startswith("internal error")
+
+
+def test_a_chunk_is_one_line_for_every_client() -> None:
+    value = {"text": "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10FFFF)]))}
+    line = dump_json(value).decode()
+    assert line.splitlines() == [line]
+    assert json.loads(line) == value
+    assert "é" in line

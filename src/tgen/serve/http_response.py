@@ -19,6 +19,9 @@ _PACE = 0.02  # seconds between chunks of a stream: one chunk costs as much as m
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 NOTES = "x-schema-notes"  # header
 _MANY = 1000  # tokens
+# Characters that end a line in Python and other languages, but not in JSON: clients that split a
+# stream into lines would cut its chunks there.
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _Written = TypeVar("_Written")
 _log = logging.getLogger("tgen.serve")
 
@@ -162,5 +165,6 @@ async def _send_part(send: Send, body: bytes) -> None:
 
 
 def dump_json(value: Any) -> bytes:
-    """Return a value as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Return a value as one line of JSON, whatever a client takes for the end of a line."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return (text if text.isascii() else text.translate(_LINE_ENDS)).encode()
