@@ -14,7 +14,7 @@ from tgen.errors import TgenError
 from tgen.loaded_model import LoadedModel
 from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.models import ModelSettings, ServedModels, describe_source
-from tgen.serve.server import Connection, _allow_descriptors
+from tgen.serve.server import HTTP_OPTIONS, Connection, _allow_descriptors
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -109,6 +109,24 @@ def test_slow_answers_keep_their_connection() -> None:
         assert (await reader.read()).endswith(b"done\r\n0\r\n\r\n")
 
     asyncio.run(talk_to(app, talk, Counting))
+
+
+def test_idle_connections_take_further_requests_longer_than_clients_keep_them() -> None:
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(3):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"done\r\n0\r\n\r\n")
+            await asyncio.sleep(10 * Connection.idle_seconds)
+        writer.write(b"GET /")  # the next header has begun, and does not arrive
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+
+    asyncio.run(talk_to(app, talk))
+    assert HTTP_OPTIONS["timeout_keep_alive"] > 90  # seconds, of Go's clients
 
 
 def test_new_connections_take_the_place_of_the_oldest_idle_ones(

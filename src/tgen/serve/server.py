@@ -27,6 +27,7 @@ from tgen.serve.app import Service, ServiceLimits
 from tgen.serve.models import ModelSettings, ModelSource, ServedModels, warm_up
 
 IDLE_SECONDS = 10.0
+_KEEP_ALIVE_SECONDS = 120  # clients and proxies close idle connections first, mostly by 90
 _POLL_SECONDS = 0.05
 HTTP_OPTIONS: dict[str, Any] = {  # of uvicorn
     "ws": "none",
@@ -35,6 +36,7 @@ HTTP_OPTIONS: dict[str, Any] = {  # of uvicorn
     "access_log": False,
     "proxy_headers": False,
     "server_header": False,
+    "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
 }
 _CLOSE_SECONDS = 2  # for responses that are still being written at the end
 _SPARE_CONNECTIONS = 88  # more than requests that may be open, so that /health is reachable
@@ -46,7 +48,8 @@ class Connection(H11Protocol):
     """A connection that is cut when nothing has moved from one check to the next.
 
     That is the case while a request's header does not arrive, and while the client does not read
-    the response. The application limits the time for the body.
+    the response. The application limits the time for the body. Between two requests, uvicorn's
+    timeout counts.
     """
 
     idle_seconds = IDLE_SECONDS  # between checks
@@ -83,7 +86,8 @@ class Connection(H11Protocol):
     def _check(self) -> None:
         unsent = self.transport.get_write_buffer_size()
         state = (self.cycle, unsent)
-        if state == self._last_state and (unsent or not self.is_answering):
+        is_waited_for = self.is_answering or self.timeout_keep_alive_task is not None
+        if state == self._last_state and (unsent or not is_waited_for):
             self.transport.abort()
             return
         self._last_state = state
