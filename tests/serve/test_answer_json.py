@@ -79,3 +79,9 @@ def test_complete_calls_at_the_limit_are_calls(loaded: LoadedModel, complete: bo
     [choice] = answer.whole()["choices"]
     assert choice["finish_reason"] == ("tool_calls" if complete else "length")
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+    answer = Answer(request, prepared, "m", "f", loaded.vocabulary.bytes_of)
+    answer.add([(0, token)])
+    deltas = [chunk["choices"][0]["delta"] for chunk in answer.new_chunks()]
+    [first], [second] = (delta["tool_calls"] for delta in deltas if delta)
+    assert (first["function"]["name"], first["function"]["arguments"]) == ("now", "")
+    assert second["function"] == {"arguments": "{}" if complete else "{"}

@@ -54,6 +54,8 @@ def test_text_is_read_as_content_and_calls(
         for at in range(0, len(text), step):
             seen += reader.feed(-1, text[at : at + step], last=at + step >= len(text))
             for delta in reader.take_deltas():
+                assert "id" not in delta or not delta["function"]["arguments"]
+                assert ("id" in delta) == (delta["index"] not in arguments)
                 arguments.setdefault(delta["index"], "")
                 arguments[delta["index"]] += delta["function"]["arguments"]
         assert seen == content

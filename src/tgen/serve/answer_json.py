@@ -117,8 +117,8 @@ class Answer:
                 continue
             if content or logprobs:
                 yield self._chunk(i, {"delta": {"content": content}}, logprobs)
-            if text.reader and (deltas := text.reader.take_deltas()):
-                yield self._chunk(i, {"delta": {"tool_calls": deltas}})
+            for delta in text.reader.take_deltas() if text.reader else ():
+                yield self._chunk(i, {"delta": {"tool_calls": [delta]}})
             if text.finish:
                 yield self._chunk(i, {"delta": {}}, finish=text.finish)
 

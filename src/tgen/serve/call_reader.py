@@ -106,7 +106,9 @@ class CallReader:
         if n:
             self._waiting, index = text[n:], len(self.calls) - 1
             self.calls[-1]["function"]["arguments"] += text[:n]
-            if not self.deltas or self.deltas[-1]["index"] != index:
+            last = self.deltas[-1] if self.deltas else {}
+            # As with OpenAI, no arguments are beside the name: some clients would not see them.
+            if last.get("index") != index or "id" in last:
                 self.deltas.append({"index": index, "function": {"arguments": ""}})
             self.deltas[-1]["function"]["arguments"] += text[:n]
         return ""
