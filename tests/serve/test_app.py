@@ -296,7 +296,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 10**9}, "n"),
     ({"n": 128, "prompt": ["x"] * 10}, "n"),
-    ({"max_tokens": 1.0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": 10**400}, "max_tokens"),
     ({"seed": -2}, "seed"),
     ({"seed": 2**63}, "seed"),

@@ -20,7 +20,8 @@ _NEWER = "unknown field 'max_completion_token': did you mean max_completion_toke
 MESSAGES: list[tuple[type[TextRequest], dict[str, Any], str]] = [
     (CompletionRequest, {"n": 0}, "n: invalid value 0, expected at least 1"),
     (CompletionRequest, {"top_k": 2**31}, "top_k: invalid value 2147483648, expected at most 2,14"),
-    (CompletionRequest, {"seed": 1.0}, "seed: invalid value 1.0, expected a whole number"),
+    (CompletionRequest, {"seed": 1.5}, "seed: invalid value 1.5, expected a whole number"),
+    (CompletionRequest, {"n": 0.0}, "n: invalid value 0.0, expected at least 1"),
     (CompletionRequest, {"min_p": "0"}, 'min_p: invalid value "0", expected a number'),
     (CompletionRequest, {"min_p": 10**400}, "min_p: invalid value 1000"),
     (CompletionRequest, {"echo": 1}, "echo: invalid value 1, expected true or false"),
@@ -196,6 +197,16 @@ def test_null_and_fields_without_influence_change_nothing() -> None:
     sent |= {"refusal": None, "tool_calls": [], "name": "x"}
     request = parse(json.dumps({"messages": [sent]}).encode(), ChatRequest, "m")
     assert request.conversation == parse(chat(), ChatRequest, "m").conversation
+
+
+WHOLE = ("max_tokens", "n", "top_k", "seed", "min_tokens", "penalty_window", "no_repeat_ngram")
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "dry_allowed_length", "logprobs", "best_of"])
+def test_whole_numbers_may_have_a_decimal_point(name: str) -> None:
+    body = json.dumps({"prompt": "x", name: 3.0}).encode()
+    value = getattr(parse(body, CompletionRequest, "m"), name)
+    assert (type(value), value) == (int, 3)
 
 
 def test_what_an_assistant_refused_with_is_its_text() -> None:

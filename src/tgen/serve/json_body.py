@@ -3,7 +3,14 @@
 import json
 from typing import Annotated, Any, NoReturn, TypeGuard, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from tgen.serve.http_error import HttpError, bad_request
 
@@ -30,7 +37,7 @@ _EXPECTED = {
 class JsonObject(BaseModel):
     """A JSON object with the declared fields; others are ignored.
 
-    Types are strict: strings and booleans are not accepted as numbers.
+    Types are strict: strings and booleans are not accepted as numbers. `Whole` accepts 3.0, too.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -54,6 +61,12 @@ def check_size(value: Any) -> Any:
     return value
 
 
+def to_whole(value: Any) -> Any:
+    """Return a number such as 3.0, which some languages write for 3, as a whole number; any other
+    value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def is_ids(value: Any) -> TypeGuard[list[int]]:
     """Return whether a value is a list of whole numbers, as token ids are."""
     return isinstance(value, list) and all(type(i) is int for i in value)
@@ -75,6 +88,7 @@ def _is_refusal(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part
 
 
+Whole = Annotated[int, BeforeValidator(to_whole)]
 Unicode = Annotated[str, AfterValidator(check_unicode)]
 JsonSchema = Annotated[dict[str, Any], AfterValidator(check_size)]
 # Only the first of many wrong values in a list is an error: all would take seconds.

@@ -13,7 +13,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from tgen.serve.engine_thread import Job
 from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.http_response import OpenAIForm, dump_json
-from tgen.serve.json_body import JsonObject, Objects, Unicode, list_parts, load_object, validate
+from tgen.serve.json_body import (
+    JsonObject,
+    Objects,
+    Unicode,
+    Whole,
+    list_parts,
+    load_object,
+    validate,
+)
 from tgen.serve.sampling_fields import SamplingFields
 from tgen.serve.text_request import ChatRequest, to_request
 
@@ -112,13 +120,13 @@ class _Body(SamplingFields, extra="forbid"):
     model: Any = None
     input: Annotated[list[dict[str, Any]], PlainValidator(_list_items)]
     instructions: Unicode | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1, le=2**31 - 1)] | None = None
     stream: bool = False
     text: _Text = _Text()
     tools: Objects | None = None
     tool_choice: Annotated[Any, AfterValidator(_check_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
     include: Annotated[list[_Included], Field(fail_fast=True)] | None = None
     truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, Any] | None = None

@@ -2,11 +2,25 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from tgen.config import CONSTRAINTS, SamplingConfig
 from tgen.serve.http_error import bad_request
-from tgen.serve.json_body import JsonObject, JsonSchema, check_size, check_unicode
+from tgen.serve.json_body import (
+    JsonObject,
+    JsonSchema,
+    Whole,
+    check_size,
+    check_unicode,
+    to_whole,
+)
 
 _ALIASES = {  # names of llama.cpp and vLLM -> tgen's
     "n_predict": "max_tokens",
@@ -69,6 +83,7 @@ def _check_texts(value: Any) -> list[str]:
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_AnyCount = Annotated[Any, BeforeValidator(to_whole)]
 _Strings = Annotated[list[str], PlainValidator(_check_strings)]
 _AnySchema = Annotated[Any, PlainValidator(_check_schema)]
 _Grammar = Annotated[str, AfterValidator(check_size)]
@@ -125,22 +140,22 @@ class SamplingFields(JsonObject):
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1
     top_p: _Fraction = 1
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    top_k: Annotated[Whole, Field(ge=-1, le=2**31 - 1)] = 0
     min_p: _Fraction = 0
     typical_p: Any = 1
     top_n_sigma: Any = 0
     xtc_probability: Any = 0
     xtc_threshold: Any = 0.1
     samplers: Any = ()
-    seed: Annotated[int, Field(ge=-1, le=2**63 - 1)] = -1  # a random one
+    seed: Annotated[Whole, Field(ge=-1, le=2**63 - 1)] = -1  # a random one
     frequency_penalty: _Penalty = 0
     presence_penalty: _Penalty = 0
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] = 1
-    penalty_window: Any = 0
-    no_repeat_ngram: Any = 0
+    penalty_window: _AnyCount = 0
+    no_repeat_ngram: _AnyCount = 0
     dry_multiplier: Any = 0
     dry_base: Any = 1.75
-    dry_allowed_length: Any = 2
+    dry_allowed_length: _AnyCount = 2
     dry_breakers: _Strings | None = None
     logit_bias: Any = ()
     bias: Annotated[dict[str, Any], PlainValidator(_check_biases)] | None = None
@@ -149,7 +164,7 @@ class SamplingFields(JsonObject):
     stop: _Strings | None = None
     stop_token_ids: Any = ()
     until_newline: Any = False
-    min_tokens: Any = 0
+    min_tokens: _AnyCount = 0
     ignore_eos: Any = False
     response_format: _ResponseFormat = _ResponseFormat(type="text")
     structured_outputs: _StructuredOutputs = _StructuredOutputs()

@@ -16,6 +16,7 @@ from tgen.serve.http_error import HttpError, bad_request
 from tgen.serve.json_body import (
     JsonObject,
     Unicode,
+    Whole,
     check_unicode,
     is_ids,
     list_parts,
@@ -74,8 +75,8 @@ def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:
     return isinstance(value, str) or (value != [] and is_ids(value))
 
 
-_Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: as many as fit
-_Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+_Count = Annotated[Whole, Field(ge=-1, le=2**31 - 1)]  # -1: as many as fit
+_Choices = Annotated[Whole, Field(ge=1, le=MAX_CHOICES)]
 _ITEMS = Field(min_length=1, fail_fast=True)  # an error per item of a long list would take seconds
 
 
@@ -178,7 +179,7 @@ class CompletionRequest(_TextRequest):
     chat: ClassVar[bool] = False
     default_tokens: ClassVar[int | None] = 16  # as in OpenAI's API
     prompt: Annotated[list[str | list[int]], PlainValidator(_check_prompts)]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: bool = False
     best_of: _Choices | None = None
 
@@ -221,7 +222,7 @@ class ChatRequest(_TextRequest):
     needs_template: ClassVar[bool] = True  # else one message can be the prompt
     messages: Annotated[list[_Message], _ITEMS]
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
     tools: ToolsField = Field(default_factory=list)
     tool_choice: ToolChoiceField = ToolChoice("auto")
     parallel_tool_calls: bool = True
