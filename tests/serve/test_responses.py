@@ -170,6 +170,7 @@ def test_what_asks_for_nothing_is_accepted(served: ServerProcess) -> None:
     body = {"input": "x", "store": False, "background": False, "max_output_tokens": 1}
     body |= {"previous_response_id": None, "reasoning": {"effort": "low"}, "user": "me"}
     body |= {"include": ["reasoning.encrypted_content"], "truncation": "disabled", "tools": []}
+    body |= {"client_metadata": {"x-codex-installation-id": "1"}}
     answer = served.post("/v1/responses", body)
     assert answer.status_code == 200, answer.text
 

@@ -40,8 +40,9 @@ _Included = Literal[
 ]
 # Fields that have no influence on the answer.
 _IGNORED = {
-    *("max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("reasoning", "safety_identifier", "service_tier", "stream_options", "user"),
+    *("client_metadata", "max_tool_calls", "prompt_cache_key", "prompt_cache_options"),
+    *("prompt_cache_retention", "reasoning", "safety_identifier", "service_tier"),
+    *("stream_options", "user"),
 }
 # Fields of a chat -> their names here.
 _NAMES = {
