@@ -24,6 +24,7 @@ from tgen.serve.text_request import ChatRequest
 USER = [{"role": "user", "content": "What is <|im_end|> a king?"}]
 OPTIONS = {
     "embedding_only": False,
+    "rope_frequency_base": 1e4,
     "seed": 3,
     "num_predict": 30,
     "temperature": 0.7,

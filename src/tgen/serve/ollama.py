@@ -26,7 +26,8 @@ _UNSUPPORTED = ("suffix", "images", "template", "context", "think", "logprobs", 
 # Options of the engine, which the server's own options decide.
 _IGNORED = {
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
-    *("use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all", "embedding_only"),
+    *("use_mlock", "low_vram", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa"),
+    *("rope_frequency_base", "rope_frequency_scale"),
 }
 # Fields of OpenAI's API that are beside Ollama's options, or have other names.
 _NO_OPTIONS = {*ChatRequest.model_fields, *CompletionRequest.model_fields} - {
