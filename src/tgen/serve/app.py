@@ -1,6 +1,7 @@
 """The ASGI application: routes, and what every request must pass first."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ from tgen.serve.request_body import read_body
 from tgen.serve.text_request import ChatRequest, CompletionRequest, TextRequest, parse
 
 _PREPARING_THREADS = 2
+_SLASHES = re.compile("/{2,}")
 _SMALL_BODY = 4096  # bytes; larger ones are not parsed in the event loop
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # however many requests are open
 _SOURCES = "/tgen/sources"  # has parts of the training text
@@ -373,11 +375,11 @@ _READERS: dict[str, _Reader] = {
 
 
 def _plain_path(path: str) -> str:
-    """Return the path of a request target, which may have the server's address before it and a
-    slash after it."""
+    """Return the path of a request target, which may have the server's address before it, a slash
+    after it, and several slashes where the client's address of the server ends."""
     if path[:8].lower().startswith(("http://", "https://")):
         path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
-    return path.rstrip("/") or "/"
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
 
 
 async def _get_ollama_version(_: Request) -> Response:
