@@ -31,6 +31,7 @@ def test_arguments_of_earlier_calls_are_objects_if_they_are_json() -> None:
 
     assert shown('{"city": "Rome"}') == shown({"city": "Rome"}) == {"city": "Rome"}
     assert shown('{"city": "Ro') == '{"city": "Ro'
+    assert shown("") == shown(None) == shown("{}") == {}
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Tool(JsonObject):
 
 class _CalledFunction(JsonObject):
     name: Unicode
-    arguments: Any  # JSON in a string, or an object
+    arguments: Any = None  # JSON in a string, or an object; "" and null are no arguments
 
 
 class ToolCall(JsonObject):
@@ -70,7 +70,7 @@ class ToolCall(JsonObject):
     @property
     def for_template(self) -> dict[str, Any]:
         """The call for the chat template, with arguments as an object if they are one."""
-        arguments = self.function.arguments
+        arguments = {} if self.function.arguments in (None, "") else self.function.arguments
         try:
             parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError):  # a text that its limit ended
