@@ -472,6 +472,11 @@ def test_other_paths_methods_and_types_are_errors(served: ServerProcess) -> None
         client.sendall(f"{line}Host: localhost\r\nConnection: close\r\n\r\n".encode())
         with client.makefile("rb") as answer_bytes:
             assert answer_bytes.read().endswith(b'{"status":"ok"}')
+    for host, status in ((b"", b"200"), (b"Host:\r\n", b"403"), (b"Host: x\r\n", b"403")):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(b"GET /health HTTP/1.0\r\n" + host + b"\r\n")
+            with client.makefile("rb") as answer_bytes:
+                assert answer_bytes.read().split()[1] == status
     other = served.http.get("/health", headers={"Host": "evil.example"})
     assert other.status_code == 403
     assert (

@@ -12,7 +12,7 @@ from tgen.serve.http_error import HttpError
 class Access:
     """A check of a request's Host and key. Without a key, the Host header must be one of
     `allowed_hosts`, if given: a web page whose name resolves to this machine cannot use the
-    server."""
+    server. Requests without the header, such as health checks in HTTP/1.0, are not a browser's."""
 
     def __init__(self, api_key: str | None, allowed_hosts: Collection[str] | None) -> None:
         self._key_digest = _digest(api_key.encode()) if api_key is not None else None
@@ -21,7 +21,7 @@ class Access:
     def check(self, scope: Scope, *, needs_key: bool = True) -> None:
         """Raise HttpError for a request that may not be answered."""
         headers = dict(scope["headers"])
-        host = _host_name(headers.get(b"host", b""))
+        host = _host_name(headers.get(b"host", b"localhost"))
         if self._allowed_hosts is not None and host not in self._allowed_hosts:
             message = f"the host {host[:100]!r} is not served without an API key"
             raise HttpError(403, message, code="host_not_allowed")
