@@ -282,6 +282,16 @@ def roomy(loaded):
     return ChatFormat(loaded.chat_format.template, loaded.tokenizer, 2048)
 
 
+@pytest.mark.parametrize("source", [HERMES_TOOLS, CHATML])
+def test_arguments_in_openais_form_are_objects(model, source):
+    chat = roomy(open_model(model(source)))
+    for sent, given in (('{"a": "b"}', {"a": "b"}), ("{}", {}), ("", {}), (None, {})):
+        assert chat.encode(calls(sent)) == chat.encode(calls(given))
+    assert chat.encode(calls('{"a": "')) != chat.encode(calls({}))  # a text that its limit ended
+    with pytest.raises(UsageError, match="surrogate"):
+        chat.encode(calls('{"a": "\\ud800"}'))
+
+
 TOOL = {"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {}}}
 
 

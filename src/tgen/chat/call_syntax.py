@@ -47,6 +47,17 @@ class CallSyntax(NamedTuple):
         return "\n".join(self.opener + text + self.closer for text in texts)
 
 
+def read_arguments(given: Any) -> Any:
+    """Return the arguments of a call as templates expect them: as an object, not as JSON in a
+    string, which is OpenAI's form. An empty string and None are no arguments."""
+    if given in (None, ""):
+        return {}
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):  # a text that its limit ended
+        return given
+
+
 # The call of a model whose template has no syntax that is known.
 PLAIN = CallSyntax('{"name": "', '", "arguments": ', "", "}", rendered=False)
 # Templates that ask for calls but do not write them: what they say -> the syntax.

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tgen.chat.call_syntax import PLAIN, CallSyntax, find_call_syntax
+from tgen.chat.call_syntax import PLAIN, CallSyntax, find_call_syntax, read_arguments
 from tgen.chat.dropped_messages import check_complete
 from tgen.chat.render import Message, Sandbox, Tools
 from tgen.checkpoint.chat_template import ChatTemplate
@@ -311,8 +311,9 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list
         calls = texts.get("tool_calls", [])
         if not isinstance(calls, list) or not all(map(_is_call, calls)):
             raise UsageError("tool_calls must be a list of calls, in OpenAI's form", _EXAMPLE)
-    contents = [message["content"] for message in messages]
-    others = [{key: message[key] for key in _OF_CALLS & message.keys()} for message in messages]
+    checked = [_read_calls(message) for message in messages]
+    contents = [message["content"] for message in checked]
+    others = [{key: message[key] for key in _OF_CALLS & message.keys()} for message in checked]
     strings = [*contents, *_strings([others, tools])]
     try:
         "".join(strings).encode("utf-8", _INVALID_UTF8)
@@ -322,7 +323,19 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list
     if length > MAX_CHARACTERS:
         size = f"{length:,} characters, limit {MAX_CHARACTERS:,}"
         raise ContextError(f"the messages are too long ({size})", _TOO_LONG_HINT)
-    return [dict(message) for message in messages]
+    return checked
+
+
+def _read_calls(message: Mapping[str, Any]) -> Message:
+    """Return a copy of a message whose calls have arguments as templates expect them."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        read = {**function, "arguments": read_arguments(function["arguments"])}
+        calls.append({**call, "function": read})
+    return {**message, "tool_calls": calls}
 
 
 def _is_of_tools(message: Message) -> bool:

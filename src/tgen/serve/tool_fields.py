@@ -1,11 +1,11 @@
 """The fields of a request that are about tools: functions, earlier calls, and the choice."""
 
-import json
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from tgen.chat.call_syntax import read_arguments
 from tgen.serve.json_body import JsonObject, JsonSchema, Unicode
 
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
@@ -70,12 +70,8 @@ class ToolCall(JsonObject):
     @property
     def for_template(self) -> dict[str, Any]:
         """The call for the chat template, with arguments as an object if they are one."""
-        arguments = {} if self.function.arguments in (None, "") else self.function.arguments
-        try:
-            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError):  # a text that its limit ended
-            parsed = arguments
-        function = {"name": self.function.name, "arguments": parsed}
+        arguments = read_arguments(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
