@@ -14,6 +14,7 @@ from support.models import cpu_engine, make_model
 from tgen.config import SamplingConfig
 from tgen.engine.base import Engine
 from tgen.engine.torch_engine import TorchEngine
+from tgen.generation import loop
 from tgen.generation.loop import generate_requests
 from tgen.generation.model_drafter import ModelDrafter
 from tgen.generation.ngram_drafter import NgramDrafter
@@ -86,6 +87,57 @@ def test_text_is_the_same_at_any_batch_size_and_start_time(family, kernels):
         assert run(engine, requests, batch_size=batch_size, late=late) == alone
     assert run(engine, requests, batch_size=4, late=True, drafts=NgramDrafter()) == alone
     assert run(engine, requests, batch_size=4, kv_cache=False) == alone
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_text_is_the_same_when_prompts_are_computed_in_parts(family, late, monkeypatch):
+    model = make_model(family, context_length=24)
+    engine = cpu_engine(model.config, model.to_arrays(), n_threads=1)
+    requests = [*make_requests(12), *make_requests(12)]  # some prompts twice, with other lengths
+    requests[12:] = [r._replace(prompt=[*r.prompt, *range(7, 15)]) for r in requests[12:]]
+    requests += [r._replace(sampling=r.sampling.with_seed(99)) for r in requests[-3:]]
+    whole = run(engine, requests, batch_size=5, late=late)
+    monkeypatch.setattr(loop, "_PASS_TOKENS", 8)
+    monkeypatch.setattr(loop, "_MIN_PROMPT_PART", 3)
+    of_model = ModelDrafter(engine.clone(), Vocabulary(TOKENS, ends=[9]), relative_cost=0.1)
+    for drafter in (None, NgramDrafter(), of_model):
+        assert run(engine, requests, batch_size=5, late=late, drafts=drafter) == whole
+    assert run(engine, requests, batch_size=5, kv_cache=False) == whole
+
+
+def test_texts_go_on_and_short_prompts_start_beside_a_long_one(monkeypatch):
+    model = make_model("qwen3", context_length=64)
+    engine = cpu_engine(model.config, model.to_arrays(), n_threads=1)
+    monkeypatch.setattr(loop, "_PASS_TOKENS", 8)
+    monkeypatch.setattr(loop, "_MIN_PROMPT_PART", 4)
+    given = ([1, 2], 30), ([7] * 40, 2), ([7] * 40, 3), ([3, 4], 2)
+    first, *long, short = (
+        Request(prompt, SamplingConfig(max_new_tokens=n, top_k=0, seed=n)) for prompt, n in given
+    )
+    alone = [run(engine, [request], batch_size=1)[0] for request in (first, *long, short)]
+    arrivals = iter([first, None, *long, None, short])
+    counts, extend = [], engine.extend
+    monkeypatch.setattr(
+        engine,
+        "extend",
+        lambda tokens, **kw: counts.append([*map(len, tokens)]) or extend(tokens, **kw),
+    )
+    generated = list(
+        generate_requests(
+            engine,
+            lambda _: next(arrivals, None),
+            batch_size=4,
+            vocabulary=Vocabulary(TOKENS, ends=[9]),
+        )
+    )
+    for number, tokens in enumerate(alone):
+        assert [t._replace(sequence=0) for t in generated if t.sequence == number] == tokens
+    order = [token.sequence for token in generated]
+    assert order[0] == 0
+    assert order.index(3) < order.index(1)
+    assert 0 in order[order.index(3) : order.index(1)]
+    assert max(map(max, counts)) <= 8
+    assert sum(n for count in counts for n in count if n > 1) <= 2 + 40 + 2  # samples share slots
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

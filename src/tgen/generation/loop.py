@@ -3,7 +3,8 @@
 A finished sequence is replaced at once; a new one reuses the KV cache of a shared prefix. When the
 context is full, the window slides: its last half stays and is computed again. The start of a
 window depends only on the number of tokens, so a continuation is the same whether the text before
-it was generated or part of the prompt.
+it was generated or part of the prompt. A pass computes only a part of a long prompt, so that other
+texts go on, and short prompts start, beside it.
 
 With drafts, a pass also computes draft tokens. The sampler samples a token after each of them, and
 samples are accepted up to the first that differs from the draft: the text is the same without
@@ -37,6 +38,8 @@ from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
+_PASS_TOKENS = 2048  # of a pass, unless every prompt computes only its smallest part
+_MIN_PROMPT_PART = 32  # tokens of a prompt per pass
 
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
 # can wait) is True, none will follow.
@@ -139,7 +142,7 @@ def generate_requests(
         yield from tokens
         _report(errors, on_error)
         ended = {token.sequence for token in tokens if token.finish} | errors.keys()
-        batch.remove(ended, compact=bool(new))
+        batch.remove(ended)
 
 
 class _Arrivals:
@@ -219,14 +222,15 @@ class _Batch:
         self._kv_cache = kv_cache
         self.active: list[SequenceState] = []
 
-    def remove(self, numbers: Collection[int], *, compact: bool = False) -> None:
-        """Remove sequences from the engine, and sort the others by their slots."""
+    def remove(self, numbers: Collection[int]) -> None:
+        """Remove sequences from the engine, and give samples that now differ their own slots."""
         left = [state for state in self.active if state.number not in numbers]
         has_removed = len(left) < len(self.active)
         if has_removed and self._drafter is not None:
             self._drafter.forget(numbers)
         self.active = left
-        if not compact and not has_removed:
+        slots = [state.slot for state in left if state.has_started]
+        if not has_removed and len(set(slots)) == len(slots):
             return
         try:
             self._compact()
@@ -242,14 +246,15 @@ class _Batch:
 
         Samples of one prompt share a slot until their first tokens differ.
         """
-        engine, n_active = self._engine, len(self.active)
+        engine = self._engine
+        n_slots = len(engine.lengths) if self.active else 0
         prompts = [list(prompt) for prompt in dict.fromkeys(tuple(state.tokens) for state in new)]
-        if n_active:
+        if n_slots:
             lengths, sources, shared = engine.lengths, [], []
             for prompt in prompts:
                 n, _, slot = max(  # the shortest sequence with the longest prefix
                     (
-                        _reusable_length(state, prompt, engine.context_length),
+                        _reusable_length(state, prompt, lengths, engine.context_length),
                         -lengths[state.slot],
                         state.slot,
                     )
@@ -257,12 +262,12 @@ class _Batch:
                 )
                 sources.append(slot)
                 shared.append(n)
-            engine.select([*range(n_active), *sources], [*lengths, *shared])
+            engine.select([*range(n_slots), *sources], [*lengths, *shared])
         else:
             self._prefill_shared(prompts, cache)
             engine.select([0] * len(prompts))
         for state in new:
-            state.slot = n_active + prompts.index(state.tokens)
+            state.slot = n_slots + prompts.index(state.tokens)
         self.active += new
 
     def _prefill_shared(self, prompts: list[list[int]], cache: PromptCache | None) -> None:
@@ -279,24 +284,29 @@ class _Batch:
             self._engine.extend([prefix[n:]])
 
     def _compact(self) -> None:
-        """Give every sequence its own slot from 0 on, in order, moving as few as possible."""
-        n_active = len(self.active)
-        by_slot: dict[int, SequenceState] = {}
-        to_move = []
+        """Give every sequence its own slot from 0 on, in order, moving as few as possible; samples
+        of one prompt share theirs until they differ."""
+        groups: dict[int, list[SequenceState]] = {}
         for state in self.active:
-            if state.slot < n_active and state.slot not in by_slot:
-                by_slot[state.slot] = state
+            key = -1 - state.number if state.has_started else state.slot
+            groups.setdefault(key, []).append(state)
+        by_slot: dict[int, list[SequenceState]] = {}
+        to_move = []
+        for group in groups.values():
+            if (slot := group[0].slot) < len(groups) and slot not in by_slot:
+                by_slot[slot] = group
             else:
-                to_move.append(state)
-        free = [slot for slot in range(n_active) if slot not in by_slot]
+                to_move.append(group)
+        free = [slot for slot in range(len(groups)) if slot not in by_slot]
         by_slot |= dict(zip(free, to_move, strict=True))
-        ordered = [by_slot[slot] for slot in range(n_active)]
-        sources = [state.slot for state in ordered] or [0]  # its tokens may be used again
+        ordered = [by_slot[slot] for slot in range(len(groups))]
+        sources = [group[0].slot for group in ordered] or [0]  # its tokens may be used again
         if sources != list(range(len(self._engine.lengths))):
             self._engine.select(sources)
-        for slot, state in enumerate(ordered):
-            state.slot = slot
-        self.active = ordered
+        for slot, group in enumerate(ordered):
+            for state in group:
+                state.slot = slot
+        self.active = [state for group in ordered for state in group]
 
     def step(self, vocabulary: Vocabulary) -> tuple[list[Token], dict[int, Exception]]:
         """Run one pass; return the accepted tokens, and the errors of sequences by their number."""
@@ -311,17 +321,19 @@ class _Batch:
             limits = [end - len(state.tokens) for end, state in zip(ends, slots, strict=True)]
             drafts = self._drafter.draft(slots, limits)
         can_continue = is_decoding and len(active) == 1 and not any(drafts)
+        parts = _in_parts(new_tokens) if self._kv_cache else new_tokens
         if any(drafts):
-            new_tokens = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
+            parts = [new + draft for new, draft in zip(new_tokens, drafts, strict=True)]
         try:
             if can_continue and (tokens := self._continue(active[0], vocabulary)):
                 return tokens, {}
-            logits = engine.extend(new_tokens, every_position=any(drafts))
+            logits = engine.extend(parts, every_position=any(drafts))
         except Exception as error:
             if not lacks_memory(error):
                 raise
             return [], {max(state.number for state in active): error}  # the others may fit
-        return _accept(vocabulary.only_tokens(logits), active, drafts)
+        ready = [s for s in active if len(parts[s.slot]) >= len(new_tokens[s.slot])]
+        return _accept(vocabulary.only_tokens(logits), ready, drafts)
 
     def _continue(self, state: SequenceState, vocabulary: Vocabulary) -> list[Token]:
         """Continue the only text by as many tokens as its engine computes at once; see
@@ -355,12 +367,23 @@ class _Batch:
         return [s.tokens[s.window_start + n :] for s, n in zip(slots, lengths, strict=True)]
 
 
-def _reusable_length(state: SequenceState, prompt: list[int], context_length: int) -> int:
+def _in_parts(new_tokens: list[list[int]]) -> list[list[int]]:
+    """Return what a pass computes of the tokens of each sequence: at least one."""
+    n_prompts = sum(len(new) > 1 for new in new_tokens)
+    room = _PASS_TOKENS - (len(new_tokens) - n_prompts)
+    size = max(_MIN_PROMPT_PART, room // max(1, n_prompts))
+    return [new[:size] for new in new_tokens]
+
+
+def _reusable_length(
+    state: SequenceState, prompt: list[int], lengths: Sequence[int], context_length: int
+) -> int:
     """Return how many tokens of a prompt an active sequence has in the KV cache."""
     if state.window_start or len(prompt) > context_length:  # one of them has slid
         return 0
-    # The last token is not cached yet; draft tokens may follow the others.
-    return min(common_prefix_length(prompt, state.tokens), len(state.tokens) - 1)
+    # The last token is not cached yet, nor is the rest of a long prompt; drafts may follow.
+    n_cached = min(lengths[state.slot], len(state.tokens) - 1)
+    return min(common_prefix_length(prompt, state.tokens), n_cached)
 
 
 def restore_prefix(engine: Engine, tokens: Sequence[int], cache: PromptCache | None) -> int:

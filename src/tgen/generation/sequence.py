@@ -179,6 +179,11 @@ class SequenceState:
         return fork
 
     @property
+    def has_started(self) -> bool:
+        """Whether the sequence has a new token: samples of one prompt differ from here on."""
+        return len(self.tokens) > self.prompt_length
+
+    @property
     def complete(self) -> bool:
         """Whether the text satisfies its constraint and did not run out of allowed tokens."""
         has_stop_string = self._stop_strings.found is not None
