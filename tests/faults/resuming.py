@@ -26,6 +26,7 @@ CHOICES: dict[str, list[Any]] = {
     "optimizer": ["muon", "adamw"],
     "accumulation": [1, 2, 3],
     "dropout": [0, 0.1, 0.5],
+    "consistency": [0, 1.5],
     "bpe_dropout": [0, 0.3],
     "bpe_dropout_in_decay": ["false", "true"],
     "warmup_steps": [0, 2, 8],

@@ -506,7 +506,7 @@ def test_three_ranks_share_batches_with_loss_masks_micro_batches_and_dropout(on_
     rows = [{"prompt": some[i], "completion": some[i + 100]} for i in range(300)]
     corpus.write_text("\n".join(map(json.dumps, rows)))
     settings: dict[str, Any] = {"accumulation": 2, "bpe_dropout": 0.2, "dropout": 0.2}
-    settings |= {"n_layers": 1, "eval_every": 4}
+    settings |= {"n_layers": 1, "eval_every": 4, "consistency": 1.5}
     settings |= {"bpe_dropout_in_decay": "true", "optimizer": "adamw", "learning_rate": 0.002}
     more = ("--tokenizer", "bpe", "--vocab-size", 300)
     assert statuses(on_ranks(command(corpus, whole, *more, batch=12, **settings))) == [0]

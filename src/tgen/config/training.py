@@ -111,6 +111,14 @@ class TrainConfig:
     beta2: float | None = _fraction(None, "AdamW decay rate of the second moment.")
     grad_clip: float = _positive(1.0, "Maximum norm of the gradient (clipping).")
     dropout: float | None = _fraction(None, "Dropout probability.")
+    consistency: float | None = option(
+        None,
+        "Strength of R-Drop: each window is computed with two dropout masks, and the two "
+        "predictions are drawn together.",
+        low=0,
+        high=100,
+        expected="a number from 0 to 100",
+    )
     bpe_dropout: float | None = _fraction(
         None, "Probability of splitting a BPE token, until the learning rate decays."
     )
@@ -194,6 +202,7 @@ class ResolvedTrainConfig(TrainConfig):
     warmup_steps: int = 50
     weight_decay: float = 0.1
     dropout: float = 0.0
+    consistency: float = 0.0
     bpe_dropout: float = 0.0
     bpe_dropout_in_decay: bool = False
     temperature_scaling: bool = False
@@ -229,6 +238,8 @@ def settings_without_effect(
         unused["embedding_learning_rate"] = "an embedding of its own that is trained"
     if is_lora:
         unused["separate_qkv"] = "training all weights"
+    if not config.dropout and config.consistency:
+        unused["consistency"] = "dropout"
     if not config.bpe_dropout and config.bpe_dropout_in_decay:
         unused["bpe_dropout_in_decay"] = "bpe_dropout"
     if not has_val:

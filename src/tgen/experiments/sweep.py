@@ -38,7 +38,7 @@ _PLANNED_STEPS = 1000  # to choose a batch size that does not depend on the step
 # Chosen by the measured speed or the time, but the same for all seeds
 _CHOSEN_ONCE = (
     "batch_size", "precision", "activation_checkpointing", "momentum", "dropout", "weight_decay",
-    "bpe_dropout", "bpe_dropout_in_decay", "eval_every", "eval_tokens",
+    "consistency", "bpe_dropout", "bpe_dropout_in_decay", "eval_every", "eval_tokens",
 )  # fmt: skip
 # Fields of a request that may differ when a sweep continues
 _FREE = ("out", "overwrite", "device", "threads", "command", "began", "log", "tensorboard")

@@ -190,8 +190,11 @@ def _count_skipped(progress: Progress, losses: list[float]) -> None:
 
 
 def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, rows: range) -> None:
-    """Make dropout a function of seed, step and row; on a GPU or compiled, of the first row."""
+    """Make dropout a function of seed, step and row, also of a row that is computed twice; on a GPU
+    or compiled, of the first row."""
     keys = [np.random.SeedSequence([config.seed, step, row]) for row in rows]
+    if config.consistency > 0:
+        keys += [np.random.SeedSequence([config.seed, step, row, 1]) for row in rows]
     seeds = [int(key.generate_state(1, np.uint64)[0] >> 1) for key in keys]
     torch.manual_seed(seeds[0])
     if _device(model).type == "cpu" and not config.compile:

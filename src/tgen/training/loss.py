@@ -15,6 +15,7 @@ from tgen.config.training import Precision
 from tgen.corpus import Batch
 from tgen.model.precision import add_matmul, matmul, must_round, stored_product
 from tgen.model.transformer import Transformer
+from tgen.training.consistency import consistency_loss
 
 _CHUNK = 1 << 18  # logits
 _MIN_ROWS = 256  # per chunk: each reads the whole LM head from memory
@@ -147,23 +148,39 @@ def split(batch: DeviceBatch, n: int) -> list[DeviceBatch]:
     return [DeviceBatch(*part) for part in zip(*columns, strict=True)]
 
 
-def loss_sum(model: Transformer, batch: DeviceBatch, precision: Precision) -> Tensor:
-    """Return (): the sum of the losses of all target tokens, nats."""
+def loss_sum(
+    model: Transformer, batch: DeviceBatch, precision: Precision, consistency: float = 0.0
+) -> Tensor:
+    """Return (): the sum of the losses of all target tokens, nats; for `consistency`, see
+    `consistency_loss`."""
     loss_mask = None if batch.loss_mask is None else batch.loss_mask.flatten()
-    with _autocast(batch.tokens.device, precision):
-        x = model.hidden_states(batch.tokens[:, :-1], documents=batch.documents).flatten(0, 1)
+    tokens, targets, documents = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.documents
+    is_twice = model.training and consistency > 0
+    if is_twice:
+        tokens = torch.cat([tokens, tokens])
+        documents = None if documents is None else torch.cat([documents, documents])
+    with _autocast(tokens.device, precision):
+        x = model.hidden_states(tokens, documents=documents).flatten(0, 1)
         x, weight = model.as_product(x)
-        return cross_entropy(x, weight, batch.tokens[:, 1:].flatten(), loss_mask)
+        if is_twice:
+            x = x.unflatten(0, (2, -1))
+            return consistency_loss(x, weight, targets.flatten(), loss_mask, strength=consistency)
+        return cross_entropy(x, weight, targets.flatten(), loss_mask)
 
 
 class LossModule(nn.Module):
     """A model with its loss: the module that DDP and FSDP wrap."""
 
     def __init__(
-        self, model: Transformer, *, precision: Precision = "float32", compiled: bool = False
+        self,
+        model: Transformer,
+        *,
+        precision: Precision = "float32",
+        compiled: bool = False,
+        consistency: float = 0.0,
     ) -> None:
         super().__init__()
-        self.model, self.precision = model, precision
+        self.model, self.precision, self._consistency = model, precision, consistency
         self._compiled = torch.compile(loss_sum) if compiled else None
 
     def forward(
@@ -176,9 +193,9 @@ class LossModule(nn.Module):
             if batch.loss_mask is None:  # a batch with a mask, once per epoch, would compile again
                 every = torch.ones_like(batch.tokens[:, 1:], dtype=torch.bool)
                 batch = batch._replace(loss_mask=every)
-            return self._compiled(self.model, batch, self.precision)
+            return self._compiled(self.model, batch, self.precision, self._consistency)
         if not per_window:
-            return loss_sum(self.model, batch, self.precision)
+            return loss_sum(self.model, batch, self.precision, self._consistency)
         with _autocast(batch.tokens.device, self.precision):
             hidden = self.model.hidden_states(batch.tokens[:, :-1], documents=batch.documents)
             sums = []

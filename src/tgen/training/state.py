@@ -87,7 +87,12 @@ class TrainState:
         if parallel not in SHARDED:
             model = model.to(device)
         self.model, self.parallel = model, parallel
-        self.loss_module = LossModule(model, precision=config.precision, compiled=config.compile)
+        self.loss_module = LossModule(
+            model,
+            precision=config.precision,
+            compiled=config.compile,
+            consistency=config.consistency if config.dropout > 0 else 0.0,
+        )
         self.step_loss: nn.Module = self.loss_module  # wrapped by DDP or FSDP where ranks share it
         orthogonalize: Orthogonalize = orthogonalize_parts
         if parallel:
