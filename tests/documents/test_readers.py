@@ -270,6 +270,43 @@ def test_rtf_keeps_paragraphs_lines_and_tables(read):
     assert left_out == {"picture": 1, "footnote": 1}
 
 
+def test_rtf_keeps_the_text_after_pictures(read):
+    picture = rb"{\pict{\*\picprop{\sp{\sn a}{\sv 1}}}\pngblip\bliptag1{\*\blipuid 01}89504e47}"
+    binary = rb"{\pict{\*\picprop{\sn a}}\wmetafile8\bin6 }}{\{a}"
+    for control in (rb"\binfsxn7 ", rb"C:\\bin ", binary):
+        text, left_out = read("a.rtf", rb"{\rtf1 a\par " + control + picture + rb"\par b\par}")
+        assert text.replace("C:\\bin", "").split() == ["a", "b"]
+        assert left_out == {"picture": 1 + (control == binary)}
+
+
+@pytest.mark.parametrize(
+    ("head", "shown"),
+    [
+        (rb"\mac\ansicpg10000{\fonttbl{\f0\fcharset256 Times;}}\f0", rb"Caf\'8e"),
+        (rb"\mac{\fonttbl{\f0 Times;}}\f0", rb"Caf\'8e"),
+        (rb"\pc", rb"Caf\'82"),
+        (rb"\ansi\ansicpg0", rb"Caf\'e9"),
+        (rb"\ansi\ansicpg1252", b"Caf\xe9"),
+        (rb"\ansi\ansicpg65001{\fonttbl{\f0\fcharset0 Arial;}}\f0", "Café".encode()),
+    ],
+)
+def test_rtf_in_other_code_pages(read, head, shown):
+    assert read("a.rtf", rb"{\rtf1" + head + b" " + shown + b"}")[0] == "Café"
+
+
+def test_rtf_in_character_sets_of_macs(read):
+    fonts = rb"\ansicpg10001{\fonttbl{\f0\fcharset78 Hira;}{\f1\fcharset89 H;}}"
+    text, _ = read("a.rtf", rb"{\rtf1\mac" + fonts + rb"\f0 \'82\'b1 \f1 \'8b}")
+    assert text == "こ č"
+
+
+def test_rtf_leaves_out_deleted_text_and_text_boxes(read):
+    box = rb"{\shp{\*\shpinst{\sp{\sn a}{\sv 2}}{\shptxt \pard box\par}}{\shprslt box}}"
+    deleted = rb"{\rtlch\af0\deleted\revauthdel1 {\*\bkmkstart b}{\b gone}, too}"
+    text, left_out = read("a.rtf", rb"{\rtf1 a" + box + deleted + rb"{\b b}}")
+    assert (text, left_out) == ("ab", {"text box": 1})
+
+
 def test_rtf_is_read_in_time_whatever_its_links_are(read, monkeypatch):
     monkeypatch.setattr(convert, "SECONDS_PER_MB", 0)
     monkeypatch.setattr(convert, "SECONDS", 3)
