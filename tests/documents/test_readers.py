@@ -57,6 +57,14 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
     assert left_out == {"table without text": 1, "picture": 1}
 
 
+def test_docx_joins_a_drop_cap_to_its_word(read):
+    for kind, joint in (("drop", ""), ("margin", ""), ("none", "\n\n")):
+        frame = f'<w:pPr><w:framePr w:dropCap="{kind}" w:lines="3"/></w:pPr>'
+        body = f"{paragraph('a')}<w:p>{frame}<w:r><w:t>O</w:t></w:r></w:p>{paragraph('nce')}"
+        text, _ = read("a.docx", make_docx(body + paragraph("b")))
+        assert text == f"a\n\nO{joint}nce\n\nb"
+
+
 def test_docx_without_hidden_text(read):
     hidden = "<w:rPr><w:b/><w:vanish{}/></w:rPr><w:t>{}</w:t>"
     old = "<w:rPr><w:rPrChange><w:rPr><w:vanish/></w:rPr></w:rPrChange></w:rPr><w:t>old</w:t>"

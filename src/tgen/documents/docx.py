@@ -61,6 +61,7 @@ def _read_body(
     sign = raised = ""  # of a sum or an integral; before the next text
     in_text = in_instruction = in_list = was_list = in_contents = False
     in_properties = hidden = False  # of a run
+    is_drop_cap = False  # the paragraph before: a large first letter of this one
 
     def add(text: str) -> None:
         if not (hidden or in_contents or any(fields)):
@@ -82,10 +83,14 @@ def _read_body(
                 raised = ""
         elif kind == "start":
             if name == "p":
-                builder.paragraph()
+                if not is_drop_cap:
+                    builder.paragraph()
+                is_drop_cap = False
                 was_list, in_list, in_contents = in_list, False, False
             elif name == "pStyle":
                 in_contents = attributes.get("val", "").startswith("TOC")
+            elif name == "framePr":
+                is_drop_cap = attributes.get("dropCap") in ("drop", "margin")
             elif name == "numPr":
                 in_list = True
                 if was_list:
