@@ -265,6 +265,18 @@ def test_pdf_keeps_items_of_lists(read):
     assert text.split("\n")[1:-2] == [*numbered, f"• {width} x"]
 
 
+def test_bullets_of_symbol_fonts_are_characters(read):
+    text, _ = read("a.docx", make_docx(paragraph("\uf0b7 x") + paragraph("\uf0d8 y \uf8ff")))
+    assert text == "• x\n\n➢ y \uf8ff"
+    assert read("a.rtf", rb"{\rtf1 \u-3913 ?\tab x}")[0] == "•\tx"
+    width = "word " * 6 + "as wide as the others"
+    lines = [(50, 700 - 12 * i, 10, f"\xb7 {width} {i}") for i in range(9)]
+    file = make_pdf([lines]).replace(
+        b"/BaseFont/Courier>>", b"/BaseFont/Courier/Encoding<</Differences[183/uniF0B7]>>>>"
+    )
+    assert read("a.pdf", file)[0] == "\n".join(f"• {width} {i}" for i in range(9))
+
+
 def test_pdf_counts_word_spacing_in_the_width_of_text(read):
     for show in ("(They all li) Tj", "[(They) 0 ( all li)] TJ"):
         line = f") Tj Q 5 Tw (a b) Tj 29 0 Td q 1 Tw Q {show} 76 0 Td 0 Tw (ved) Tj 30 0 Td (here"

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-_BULLET, _NUMBER = re.compile(r"[•‣▪◦●○■□➢∙]\s"), re.compile(r"(\d{1,3})[.)]\s")
+_BULLET, _NUMBER = re.compile(r"[•‣▪◦●○■□➢∙❑❖◻✓]\s"), re.compile(r"(\d{1,3})[.)]\s")
 _MAX_GAP = 1.3  # times the usual distance of lines: more begins a paragraph
 _FULL = 0.88  # of the usual length: a line that the next word would make longer is wrapped
 _VERSE = 0.8  # of the lines inside of blocks begin with a capital letter: all are verse

@@ -13,10 +13,11 @@ from unicodedata import normalize
 
 from tgen.documents.package import DAMAGED_HINT, LOCKED_HINT
 from tgen.documents.paragraphs import Line, join_lines
+from tgen.documents.text_builder import SYMBOLS
 from tgen.errors import CorpusError
 
 _JOINED = ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
-_LIGATURES = str.maketrans({0xFB00 + i: s for i, s in enumerate(_JOINED)})
+_CHARACTERS = SYMBOLS | {0xFB00 + i: s for i, s in enumerate(_JOINED)}
 _ACCENTS = {"´": "\u0301", "¨": "\u0308", "ˆ": "\u0302", "˜": "\u0303"}  # set by TeX
 _ACCENT = re.compile(r"(?<!\w)ˆ[A-Z]\b|([´¨ˆ˜])([^\W\d_])")  # but ˆC is a key
 _NOTE_MARK = re.compile(r"\s*(\d{1,3}|[*†‡]+)\s*")
@@ -162,7 +163,7 @@ def _lines(page: Any) -> list[Line]:
             text = ""
             for *_, height, piece in parts:
                 if not (height < 0.8 * size and _is_note_mark(piece, text)):
-                    text += piece.translate(_LIGATURES)
+                    text += piece.translate(_CHARACTERS)
             text = _ACCENT.sub(_compose, text)
             lines.append(Line(*shown[0][:2], size, " ".join(text.split())))
         parts.clear()

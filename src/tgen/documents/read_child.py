@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 
 from tgen.documents.kinds import byte_order_mark
 from tgen.documents.package import DAMAGED_HINT
+from tgen.documents.text_builder import SYMBOLS
 from tgen.errors import CorpusError, TgenError, is_out_of_memory
 from tgen.machine.resource_limit import limit_cpu_time, set_limit
 from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
-_CONTROLS = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
-_CONTROLS |= {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
+_CHANGED = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
+_CHANGED |= SYMBOLS | {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
 # Kinds whose readers take files; those of others take texts.
 _TAKE_FILES = {"docx", "odt", "epub", "rtf", "mail", "mbox", "mhtml"}
@@ -89,7 +90,7 @@ def _read(request: dict[str, Any], out: BinaryIO) -> dict[str, int]:
     with _open(request) as file:
         for text in _texts(request, file, left_out, progress):
             if kind not in _UNCHANGED:
-                text = text.translate(_CONTROLS).strip("\n")
+                text = text.translate(_CHANGED).strip("\n")
             if not text.strip():
                 continue
             data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

@@ -5,6 +5,11 @@ from collections import Counter
 from typing import Literal
 
 TablePart = Literal["table", "row", "cell"]
+# Bullets and marks of the fonts Symbol and Wingdings, which documents store in a private area.
+SYMBOLS = {
+    0xF0B7: "•", 0xF0A7: "▪", 0xF06C: "●", 0xF06E: "■", 0xF06F: "□", 0xF071: "❑", 0xF076: "❖",
+    0xF0A8: "◻", 0xF0D8: "➢", 0xF0E0: "→", 0xF0FC: "✓",
+}  # fmt: skip
 _SPACES = re.compile(r"[ \t\n\r\f]+")
 _MAX_DEPTH = 50  # of tables in cells; deeper ones belong to the last, as each level copies its text
 
