@@ -1,6 +1,7 @@
 """Each reader: the text of a document, and what is left out."""
 
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -415,6 +416,17 @@ def test_documents_that_look_like_text_are_named(read, content, words):
 def test_xml_that_is_no_text_is_named(read, name, words):
     with pytest.raises(CorpusError, match=words):
         read(name, '<?xml version="1.0"?>\n<x/>')
+
+
+def test_rolling_captions_have_each_line_once(read):
+    def cue(*lines):
+        return "\n".join(["1", "00:00:01,000 --> 00:00:02,000", *lines, "", ""])
+
+    texts = ["a b", "c d", "e f", "g h"]
+    rolling = "".join(cue(a, b) + cue(b, " ") for a, b in pairwise(texts))
+    assert read("a.srt", rolling)[0] == "\n".join(texts)
+    song = "".join(cue(text) for text in ("Oh", "Oh", "la la", "la la", "Oh", "Yes", "Yes"))
+    assert read("a.srt", song)[0].split("\n") == ["Oh", "Oh", "la la", "la la", "Oh", "Yes", "Yes"]
 
 
 def test_subtitles_have_no_times_and_tags(read):

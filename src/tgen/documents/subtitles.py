@@ -3,11 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, pairwise
 
 _TIME = r"(?:\d{1,3}:)?\d{1,2}:\d{1,2}[,.]\d{1,3}"
 _CUE = re.compile(rf"\s*{_TIME}(?:\s*-->\s*|,){_TIME}")  # with a comma in .sbv
 _BEGIN = re.compile(rf"(?:\A|\n)((?:\d+[ \t]*\n)?[ \t]*{_TIME}(?:[ \t]*-->|,\d))")
 _WORD_TIME = re.compile(rf"<{_TIME}>")  # in the captions of YouTube, whose lines come several times
+_MIN_REPEATED, _MOST = 4, 0.8  # cues of rolling captions: at least, and their share of all cues
 _TAGS = re.compile(r"</?[a-zA-Z][^<>\n]*>|\{\\[^{}\n]*\}")
 _SCRIPT = re.compile(r"\s*\[Script Info\]", re.IGNORECASE)  # of .ass and .ssa
 _DRAWING = re.compile(r"\{[^{}]*\\p[1-9][^{}]*\}")  # its text is coordinates
@@ -21,7 +23,7 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
         return
     is_vtt = text.startswith("WEBVTT")
     is_rolling = bool(_WORD_TIME.search(text))
-    lines: list[str] = []
+    cues: list[list[str]] = []
     for block in re.split(r"\n\s*\n", _BEGIN.sub(r"\n\n\1", text)):
         block_lines = block.strip("\n").split("\n")
         cue = next((i for i, line in enumerate(block_lines[:2]) if _CUE.match(line)), None)
@@ -29,13 +31,27 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
             if block.strip() and not is_vtt:
                 left_out["block without time"] += 1
             continue
-        for line in block_lines[cue + 1 :]:
-            line = _TAGS.sub("", _WORD_TIME.sub("", line)).strip()
-            if is_vtt:
-                line = re.sub("&[a-z]+;", lambda name: _ENTITIES.get(name[0], name[0]), line)
-            if line and not (is_rolling and lines[-1:] == [line]):
-                lines.append(line)
-    yield "\n".join(lines)
+        lines = [_TAGS.sub("", _WORD_TIME.sub("", line)).strip() for line in block_lines[cue + 1 :]]
+        if is_vtt:
+            lines = [
+                re.sub("&[a-z]+;", lambda name: _ENTITIES.get(name[0], name[0]), line)
+                for line in lines
+            ]
+        cues.append([line for line in lines if line])
+    yield "\n".join(_without_repeated(list(filter(None, cues)), is_rolling))
+
+
+def _without_repeated(cues: list[list[str]], is_rolling: bool) -> Iterator[str]:
+    """Yield the lines of the cues; in rolling captions, whose cues begin with the last line of the
+    cue before, each line once. Most cues of captions of YouTube that became .srt are so."""
+    pairs = list(pairwise(cues))
+    n_repeated = sum(before[-1] == cue[0] for before, cue in pairs)
+    is_rolling |= n_repeated >= max(_MIN_REPEATED, _MOST * len(pairs))
+    last = ""
+    for line in chain.from_iterable(cues):
+        if not (is_rolling and line == last):
+            yield line
+        last = line
 
 
 def _read_script(text: str, left_out: Counter[str]) -> str:
