@@ -1,5 +1,6 @@
 """HTML and the XHTML of e-books: the text of a page without navigation, scripts and styles."""
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -51,6 +52,13 @@ _SCRIPTS = {
     "sup": str.maketrans("0123456789+-\u2212", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻"),
     "sub": str.maketrans("0123456789+-\u2212", "₀₁₂₃₄₅₆₇₈₉₊₋₋"),
 }
+# Parts of the names of encodings that Python does not know: x-sjis, windows-874, iso-8859-8-i.
+_LABEL = re.compile(r"^(?:x-)+|^windows-(?=\d)|-[ie]$")
+_AS_BROWSERS = {  # encodings that browsers read as another one, with more characters
+    "ascii": "cp1252", "iso8859-1": "cp1252", "utf-16": "cp1252", "iso8859-9": "cp1254",
+    "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932",
+    "euc_kr": "cp949", "iso8859-11": "cp874", "tis-620": "cp874",
+}  # fmt: skip
 _CHARSET = re.compile(
     rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
 )
@@ -87,12 +95,18 @@ def decode_html(data: bytes, encoding: str | None = None) -> str:
         except UnicodeDecodeError:
             declared = _CHARSET.search(data[:4096])
             encoding = declared[1].decode().lower() if declared else undeclared_encoding(data)
-    if encoding in ("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii", "utf-16"):
-        encoding = "cp1252"  # as browsers do
+    return data.decode(_codec(encoding.lower()), "replace")
+
+
+def _codec(label: str) -> str:
+    """Return the codec with which browsers read a page of an encoding."""
+    label = _LABEL.sub(lambda found: "cp" if found[0] == "windows-" else "", label)
     try:
-        return data.decode(encoding, "replace")
+        name = codecs.lookup(label).name
+        b" ".decode(name, "replace")  # a LookupError if it is not of text
     except (LookupError, ValueError):
-        return data.decode("cp1252", "replace")
+        return "cp932" if label == "cp31j" else "cp1252"
+    return _AS_BROWSERS.get(name, name)
 
 
 def add_page(page: str, builder: TextBuilder, *, in_book: bool = False) -> None:
