@@ -145,6 +145,28 @@ def test_html_without_navigation_and_scripts(read):
     assert read("d.html", "<div><div>a</div><div>b</div></div><div>c</div>")[0] == "a\nb\n\nc"
 
 
+@pytest.mark.parametrize(
+    ("label", "codec", "shown"),
+    [
+        ("gb2312", "gb18030", "朱镕基"),
+        ("x-sjis", "cp932", "髙①"),
+        ("Shift_JIS", "cp932", "髙①"),
+        ("Windows-31J", "cp932", "髙①"),
+        ("euc-kr", "cp949", "똠방"),
+        ("windows-874", "cp874", "ไทย"),
+        ("iso-8859-8-i", "iso-8859-8", "שלום"),
+        ("iso-8859-9", "cp1254", "ş€"),
+        ("no-such", "cp1252", "é€"),
+        ("base64", "cp1252", "é€"),
+    ],
+)
+def test_html_is_decoded_as_browsers_do(read, label, codec, shown):
+    page = f'<meta charset="{label}"><p>{shown}</p>'.encode(codec)
+    assert read("a.html", page)[0] == shown
+    head = f"Subject: x\nContent-Type: text/plain; charset={label}\n\n"
+    assert read("a.eml", head.encode() + shown.encode(codec))[0] == shown
+
+
 def test_html_without_what_a_browser_hides(read):
     for hidden in ("hidden", 'style="display: none !important"', 'style="visibility:hidden"'):
         for tag in ("p", "h1", "article", "b", "ul", "table", "div"):
@@ -388,13 +410,27 @@ def test_mail_has_bodies_without_quotes_and_signatures(read):
     parts = ["text/plain\n\na", "message/rfc822\n\nFrom: x\n\nb", "text/plain\n\nc"]
     mixed = "".join(f"--x\nContent-Type: {part}\n" for part in parts)
     mail = f"{head}Content-Type: multipart/mixed; boundary=x\n\n{mixed}--x--"
-    assert read("f.eml", mail) == ("a", {"attachment": 2})
+    assert read("f.eml", mail) == ("a\n\nc", {"attachment": 1})
 
 
 def test_saved_page_is_read_from_its_message(read):
     page = "--x\nContent-Type: text/html\nContent-Transfer-Encoding: quoted-printable\n\n<p>a=C3=A9"
     head = 'From: <Saved by Blink>\nContent-Type: multipart/related; boundary="x"\n\n'
     assert read("a.mhtml", f"{head}{page}<p>&gt; b\n--x--")[0] == "aé\n\n> b"
+
+
+def test_mail_in_several_parts_is_whole(read):
+    def mail(kind, *parts):
+        bodies = "".join(f"--x\nContent-{part}\n" for part in parts)
+        return f"Subject: x\nContent-Type: multipart/{kind}; boundary=x\n\n{bodies}--x--\n"
+
+    text, html = "Type: text/plain\n\n{}", "Type: text/html\n\n<p>{}</p>"
+    picture, file = "Type: image/png\n\nx", 'Disposition: inline; filename="a.txt"\n\nno'
+    footer = text.format("_" * 47 + "\nA mailing list")
+    parts = [text.format("One"), picture, text.format("two\n-- \nMe"), file, footer]
+    assert read("a.eml", mail("mixed", *parts)) == ("One\n\ntwo", {"attachment": 2})
+    assert read("b.eml", mail("alternative", text.format(" "), html.format("a")))[0] == "a"
+    assert read("c.eml", mail("alternative", text.format("b"), html.format("a")))[0] == "b"
 
 
 @pytest.mark.parametrize(

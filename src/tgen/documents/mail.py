@@ -69,10 +69,26 @@ def _payload(part: MIMEPart) -> bytes:
 def _body(data: bytes, left_out: Counter[str]) -> str:
     message = _parse(data)
     body = message.get_body(("plain", "html"))
-    left_out["attachment"] += sum(1 for _ in message.iter_attachments())
-    if body is None:
-        left_out["message without text"] += 1
-        return ""
+    if body is not None and not _payload(body).strip():  # beside a page that has the text
+        body = message.get_body(("html", "plain"))
+    attachments = list(message.iter_attachments())
+    more = [part for part in attachments if _is_text(part)] if body is not None else []
+    left_out["attachment"] += len(attachments) - len(more)
+    texts = [_part_text(part, left_out) for part in [body, *more] if part is not None]
+    text = "\n\n".join(filter(None, texts))
+    left_out["message without text"] += not text
+    return text
+
+
+def _is_text(part: MIMEPart) -> bool:
+    """Return whether a part is more of the body, such as the text after a picture."""
+    kinds = ("text/plain", "text/html")
+    is_inline = part.get_content_disposition() != "attachment" and not part.get_filename()
+    return is_inline and part.get_content_type() in kinds
+
+
+def _part_text(body: MIMEPart, left_out: Counter[str]) -> str:
+    """Return the text of a part without quotes and signature."""
     text = decode_html(_payload(body), body.get_content_charset())
     if body.get_content_subtype() == "html":
         builder = TextBuilder(left_out)
@@ -82,9 +98,7 @@ def _body(data: bytes, left_out: Counter[str]) -> str:
     elif body.get_param("format") == "flowed":
         is_joined = str(body.get_param("delsp", "")).lower() == "yes"
         text = re.sub(r"(?m)(?<!^--) \r?\n(?!>|-- \r?$)", "" if is_joined else " ", text)
-    text = _own_words(text.replace("\r\n", "\n").replace("\r", "\n"))
-    left_out["message without text"] += not text
-    return text
+    return _own_words(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _own_words(text: str) -> str:
