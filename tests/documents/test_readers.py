@@ -167,6 +167,16 @@ def test_html_is_decoded_as_browsers_do(read, label, codec, shown):
     assert read("a.eml", head.encode() + shown.encode(codec))[0] == shown
 
 
+def test_html_keeps_the_signs_of_equations(read):
+    row = "<mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow>"
+    power = f"<msup>\n <mi>c</mi>\n <mn>2</mn>\n</msup><mfrac>{row}<mn>2</mn></mfrac>"
+    limits = "<munderover><mo>∑</mo><mi>i</mi><mi>n</mi></munderover>"
+    root = "<msqrt><msub><mi>x</mi><mi>i</mi></msub></msqrt>"
+    page = f"<p>If <math>{power}</math> or <math>{limits}{root}<br></math>, <sup>2</sup> b.</p>"
+    assert read("a.html", page)[0] == "If c^2n+1/2 or ∑_i^n√x_i\n, ² b."
+    assert read("b.html", f"<math><mrow>{power}<p><i>a</i> <b>b</b>")[0] == "c^2n+1/2\n\na b"
+
+
 def test_html_without_what_a_browser_hides(read):
     for hidden in ("hidden", 'style="display: none !important"', 'style="visibility:hidden"'):
         for tag in ("p", "h1", "article", "b", "ul", "table", "div"):

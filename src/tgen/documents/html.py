@@ -59,6 +59,10 @@ _AS_BROWSERS = {  # encodings that browsers read as another one, with more chara
     "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932",
     "euc_kr": "cp949", "iso8859-11": "cp874", "tis-620": "cp874",
 }  # fmt: skip
+_SIGNS = {  # of equations, before the first, the second and the third part
+    "mfrac": " /", "msup": " ^", "mover": " ^", "msub": " _", "munder": " _", "msubsup": " _^",
+    "munderover": " _^", "msqrt": "√",
+}  # fmt: skip
 _CHARSET = re.compile(
     rb"""(?:<meta[^>]*?charset|<\?xml[^>]*?encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.I
 )
@@ -131,6 +135,7 @@ class _Parser(HTMLParser):
         self._in_note = False  # this link is of a footnote
         self._mark: tuple[int, int] | None = None  # beginning of <sup> or <sub>
         self._mark_links = False
+        self._equation: list[tuple[str, str]] = []  # open elements, and the signs of their parts
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Begin an element."""
@@ -147,6 +152,10 @@ class _Parser(HTMLParser):
             self._skipped, self._depth = tag, 0
             return
         builder = self._builder
+        if tag in _BLOCKS:
+            self._equation.clear()
+        elif tag == "math" or self._equation:
+            self._begin_part(tag)
         if tag in ("br", "div") and self._divs:
             self._divs[-1] = True
         if tag == "br":
@@ -186,6 +195,9 @@ class _Parser(HTMLParser):
             ends_other, self._skipped = self._skipped in _OPEN_ENDED, ""
             if not ends_other:
                 return
+        while self._equation and tag in [name for name, _ in self._equation]:
+            if self._equation.pop()[0] == tag:
+                break
         if tag in _TABLE_PARTS:
             builder.end(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
@@ -216,12 +228,21 @@ class _Parser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Add text."""
-        if self._skipped:
+        if self._skipped or (self._equation and not data.strip()):
             return
         if self._n_pre:
             self._builder.add(data.replace("\r\n", "\n"))
         else:
             self._builder.add_words(data)
+
+    def _begin_part(self, tag: str) -> None:
+        """Begin an element of an equation; write the sign before it, such as that of a fraction."""
+        if self._equation:
+            parent, signs = self._equation[-1]
+            if signs[0].strip():
+                self._builder.add(signs[0])
+            self._equation[-1] = parent, signs[1:] or " "
+        self._equation.append((tag, _SIGNS.get(tag, " ")))
 
     def _is_skipped(self, tag: str, attributes: dict[str, str]) -> bool:
         roles = f"{attributes.get('role', '')} {attributes.get('epub:type', '')}".split()
