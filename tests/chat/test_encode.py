@@ -285,7 +285,10 @@ def roomy(loaded):
 @pytest.mark.parametrize("source", [HERMES_TOOLS, CHATML])
 def test_arguments_in_openais_form_are_objects(model, source):
     chat = roomy(open_model(model(source)))
-    for sent, given in (('{"a": "b"}', {"a": "b"}), ("{}", {}), ("", {}), (None, {})):
+    for sent, given in (
+        ('{"a": "b"}', {"a": "b"}),
+        *[(one, {}) for one in ("{}", "", None, "null")],
+    ):
         assert chat.encode(calls(sent)) == chat.encode(calls(given))
     assert chat.encode(calls('{"a": "')) != chat.encode(calls({}))  # a text that its limit ended
     with pytest.raises(UsageError, match="surrogate"):

@@ -60,7 +60,8 @@ def test_docx_keeps_paragraphs_lines_lists_tables_and_notes(read):
 
 def test_docx_joins_a_drop_cap_to_its_word(read):
     for kind, joint in (("drop", ""), ("margin", ""), ("none", "\n\n")):
-        frame = f'<w:pPr><w:framePr w:dropCap="{kind}" w:lines="3"/></w:pPr>'
+        former = '<w:pPrChange><w:pPr><w:framePr w:dropCap="drop"/></w:pPr></w:pPrChange>'
+        frame = f'<w:pPr><w:framePr w:dropCap="{kind}" w:lines="3"/>{former}</w:pPr>'
         body = f"{paragraph('a')}<w:p>{frame}<w:r><w:t>O</w:t></w:r></w:p>{paragraph('nce')}"
         text, _ = read("a.docx", make_docx(body + paragraph("b")))
         assert text == f"a\n\nO{joint}nce\n\nb"
@@ -175,6 +176,10 @@ def test_html_keeps_the_signs_of_equations(read):
     page = f"<p>If <math>{power}</math> or <math>{limits}{root}<br></math>, <sup>2</sup> b.</p>"
     assert read("a.html", page)[0] == "If c^2n+1/2 or ∑_i^n√x_i\n, ² b."
     assert read("b.html", f"<math><mrow>{power}<p><i>a</i> <b>b</b>")[0] == "c^2n+1/2\n\na b"
+    matrix = "<mtr>\n<mtd><mn>1</mn></mtd>\n<mtd><mn>2</mn></mtd></mtr>" * 2
+    assert read("c.html", f"<math><mtable>{matrix}</mtable></math>")[0].split() == [*"1212"]
+    words = "<mi>x</mi><mtext>if</mtext><mtext>&nbsp;</mtext><mi>y</mi>"
+    assert read("d.html", f"<math>{words}</math>")[0] == "xif\u00a0y"
 
 
 def test_html_without_what_a_browser_hides(read):
@@ -358,6 +363,8 @@ def test_rtf_leaves_out_deleted_text_and_text_boxes(read):
     deleted = rb"{\rtlch\af0\deleted\revauthdel1 {\*\bkmkstart b}{\b gone}, too}"
     text, left_out = read("a.rtf", rb"{\rtf1 a" + box + deleted + rb"{\b b}}")
     assert (text, left_out) == ("ab", {"text box": 1})
+    assert read("b.rtf", rb"{\rtf1 a\deleted b\deleted0  c\par d}")[0] == "a c\n\nd"
+    assert read("c.rtf", rb"{\rtf1 C:\\deleted files}")[0] == r"C:\deleted files"
 
 
 def test_rtf_is_read_in_time_whatever_its_links_are(read, monkeypatch):
@@ -441,6 +448,8 @@ def test_mail_in_several_parts_is_whole(read):
     assert read("a.eml", mail("mixed", *parts)) == ("One\n\ntwo", {"attachment": 2})
     assert read("b.eml", mail("alternative", text.format(" "), html.format("a")))[0] == "a"
     assert read("c.eml", mail("alternative", text.format("b"), html.format("a")))[0] == "b"
+    assert read("d.eml", mail("mixed", html.format("a"), footer))[0] == "a"
+    assert read("e.eml", mail("mixed", html.format("a"), text.format("b")))[0] == "a\n\nb"
 
 
 @pytest.mark.parametrize(

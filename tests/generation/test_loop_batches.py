@@ -105,6 +105,37 @@ def test_text_is_the_same_when_prompts_are_computed_in_parts(family, late, monke
     assert run(engine, requests, batch_size=5, kv_cache=False) == whole
 
 
+def test_texts_wait_for_a_prefix_that_is_computed_in_parts(monkeypatch):
+    model = make_model("qwen3", context_length=128)
+    engine = cpu_engine(model.config, model.to_arrays(), n_threads=1)
+    monkeypatch.setattr(loop, "_PASS_TOKENS", 16)
+    monkeypatch.setattr(loop, "_MIN_PROMPT_PART", 4)
+    shared = [*range(10, 110)]
+    prompts = [shared, *([*shared, i] for i in range(3)), [1, 2]]
+    requests = [
+        Request(prompt, SamplingConfig(max_new_tokens=5, seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
+    alone = [run(engine, [request], batch_size=1)[0] for request in requests]
+    arrivals = iter([requests[0], None, *requests[1:]])
+    counts, extend = [], engine.extend
+    monkeypatch.setattr(
+        engine,
+        "extend",
+        lambda tokens, **kw: counts.append([*map(len, tokens)]) or extend(tokens, **kw),
+    )
+    vocabulary = Vocabulary(TOKENS, ends=[9])
+    generated = list(
+        generate_requests(
+            engine, lambda _: next(arrivals, None), batch_size=5, vocabulary=vocabulary
+        )
+    )
+    for number, tokens in enumerate(alone):
+        assert [t._replace(sequence=0) for t in generated if t.sequence == number] == tokens
+    assert sum(n for count in counts for n in count if n > 1) <= 100 + 3 * 2 + 2
+    assert [token.sequence for token in generated].index(4) < 5  # does not wait behind the others
+
+
 def test_texts_go_on_and_short_prompts_start_beside_a_long_one(monkeypatch):
     model = make_model("qwen3", context_length=64)
     engine = cpu_engine(model.config, model.to_arrays(), n_threads=1)

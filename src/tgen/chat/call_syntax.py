@@ -50,12 +50,11 @@ class CallSyntax(NamedTuple):
 def read_arguments(given: Any) -> Any:
     """Return the arguments of a call as templates expect them: as an object, not as JSON in a
     string, which is OpenAI's form. An empty string and None are no arguments."""
-    if given in (None, ""):
-        return {}
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        read = json.loads(given) if isinstance(given, str) and given else given
     except (ValueError, RecursionError):  # a text that its limit ended
         return given
+    return {} if read in (None, "") else read
 
 
 # The call of a model whose template has no syntax that is known.

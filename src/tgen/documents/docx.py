@@ -9,7 +9,7 @@ from tgen.documents.package import Event, Package, without
 from tgen.documents.text_builder import TablePart, TextBuilder
 
 _SKIPPED = {  # deleted text, second forms of drawings, furigana, positions of tabs
-    *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPrChange"),
+    *("del", "moveFrom", "Fallback", "rt", "tabs", "sectPr", "rPrChange", "pPrChange"),
 }  # fmt: skip
 # Only rPr of a run (r) hides text: pPr has that of the paragraph mark, ctrlPr that of brackets.
 _WITH_PROPERTIES = {"r", "rPr", "pPr", "ctrlPr"}

@@ -59,7 +59,8 @@ _AS_BROWSERS = {  # encodings that browsers read as another one, with more chara
     "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932",
     "euc_kr": "cp949", "iso8859-11": "cp874", "tis-620": "cp874",
 }  # fmt: skip
-_SIGNS = {  # of equations, before the first, the second and the third part
+_MAX_PARTS = 100  # open elements of an equation
+_SIGNS = {  # signs before the first, the second and the third part of an equation
     "mfrac": " /", "msup": " ^", "mover": " ^", "msub": " _", "munder": " _", "msubsup": " _^",
     "munderover": " _^", "msqrt": "√",
 }  # fmt: skip
@@ -195,9 +196,9 @@ class _Parser(HTMLParser):
             ends_other, self._skipped = self._skipped in _OPEN_ENDED, ""
             if not ends_other:
                 return
-        while self._equation and tag in [name for name, _ in self._equation]:
-            if self._equation.pop()[0] == tag:
-                break
+        open_parts = [name for name, _ in reversed(self._equation)]
+        if tag in open_parts:
+            del self._equation[-1 - open_parts.index(tag) :]
         if tag in _TABLE_PARTS:
             builder.end(_TABLE_PARTS[tag])
         elif tag in ("ul", "ol"):
@@ -228,7 +229,7 @@ class _Parser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Add text."""
-        if self._skipped or (self._equation and not data.strip()):
+        if self._skipped or (self._equation and not data.strip(" \t\n\r\f")):
             return
         if self._n_pre:
             self._builder.add(data.replace("\r\n", "\n"))
@@ -242,7 +243,10 @@ class _Parser(HTMLParser):
             if signs[0].strip():
                 self._builder.add(signs[0])
             self._equation[-1] = parent, signs[1:] or " "
-        self._equation.append((tag, _SIGNS.get(tag, " ")))
+        if tag in ("mtr", "mtd", "mspace"):
+            self._builder.add_words(" ")
+        if len(self._equation) < _MAX_PARTS and tag not in _VOID:
+            self._equation.append((tag, _SIGNS.get(tag, " ")))
 
     def _is_skipped(self, tag: str, attributes: dict[str, str]) -> bool:
         roles = f"{attributes.get('role', '')} {attributes.get('epub:type', '')}".split()

@@ -68,23 +68,25 @@ def _payload(part: MIMEPart) -> bytes:
 
 def _body(data: bytes, left_out: Counter[str]) -> str:
     message = _parse(data)
-    body = message.get_body(("plain", "html"))
-    if body is not None and not _payload(body).strip():  # beside a page that has the text
-        body = message.get_body(("html", "plain"))
-    attachments = list(message.iter_attachments())
-    more = [part for part in attachments if _is_text(part)] if body is not None else []
-    left_out["attachment"] += len(attachments) - len(more)
-    texts = [_part_text(part, left_out) for part in [body, *more] if part is not None]
+    is_mixed = message.get_content_type() == "multipart/mixed"
+    parts = list(message.iter_parts()) if is_mixed else [message]
+    bodies = [_find_body(part) for part in parts]
+    n_attachments = bodies.count(None) if is_mixed else sum(1 for _ in message.iter_attachments())
+    left_out["attachment"] += n_attachments
+    texts = [_part_text(body, left_out) for body in bodies if body is not None]
     text = "\n\n".join(filter(None, texts))
     left_out["message without text"] += not text
     return text
 
 
-def _is_text(part: MIMEPart) -> bool:
-    """Return whether a part is more of the body, such as the text after a picture."""
-    kinds = ("text/plain", "text/html")
-    is_inline = part.get_content_disposition() != "attachment" and not part.get_filename()
-    return is_inline and part.get_content_type() in kinds
+def _find_body(part: MIMEPart) -> MIMEPart | None:
+    """Return the text of a message or of one of its parts, such as that after a picture."""
+    if part.get_content_disposition() == "attachment" or part.get_filename():
+        return None
+    body = part.get_body(("plain", "html"))
+    if body is not None and not _payload(body).strip():  # beside a page that has the text
+        body = part.get_body(("html", "plain"))
+    return body
 
 
 def _part_text(body: MIMEPart, left_out: Counter[str]) -> str:

@@ -17,12 +17,13 @@ _ENCODINGS = {  # that Python has under other names
     "10002": "cp950", "10003": "cp949", "10006": "mac-greek", "10007": "mac-cyrillic",
     "10008": "cp936", "10029": "mac-latin2", "10081": "mac-turkish",
 }  # fmt: skip
-_CHARACTER_SETS = {  # of fonts, for which striprtf names encodings that Python lacks
+_CHARACTER_SETS = {  # encodings of fonts for which striprtf names some that Python lacks
     78: "cp932", 79: "cp950", 80: "cp949", 82: "cp1255", 85: "cp936", 86: "mac-romanian",
     87: "mac-cyrillic", 88: "cp874", 89: "mac-latin2",
 }  # fmt: skip
 _BINARY = re.compile(rb"(?<!\\)\\bin(\d{1,9}) ?")
-_DELETED = re.compile(r"(\{[^{}]*)\\deleted(?![a-zA-Z0-9])")
+_DELETED = re.compile(r"(\{[^{}]*)(?<!\\)\\deleted(?![a-zA-Z0-9])")
+_DELETED_PART = re.compile(r"(?<!\\)\\deleted(?![a-zA-Z0-9])((?:(?!\\deleted)[^{}])*)\\deleted0 ?")
 _DECLARED = re.compile(r"\\ansicpg\d+")
 _PARAGRAPH = re.compile(r"\\(?:par|sect|page)(?![a-zA-Z]) ?")
 _CELL = re.compile(r"(?:\\par(?![a-zA-Z])([\s{}]*))?\\(?:nest)?cell(?![a-zA-Z]) ?")
@@ -45,6 +46,7 @@ def read_rtf(file: BinaryIO, left_out: Counter[str]) -> Iterator[str]:
     left_out["picture"] += text.count("\\pict") - text.count("\\nonshppict")
     left_out["text box"] += len(re.findall(r"\\shptxt(?![a-zA-Z])", text))
     left_out["footnote"] += len(re.findall(r"\\footnote(?![a-zA-Z])", text))
+    text = _DELETED_PART.sub(r"{\\*\1}", text)
     text = _DELETED.sub(r"\1\\*", text)  # what striprtf skips until the end of the group
     text = text.replace("{\\field{", "{\\field {")  # striprtf would search links, slowly
     text = _CELL.sub(r"\1\\tab ", text)

@@ -43,7 +43,7 @@ def read_subtitles(text: str, left_out: Counter[str]) -> Iterator[str]:
 
 def _without_repeated(cues: list[list[str]], is_rolling: bool) -> Iterator[str]:
     """Yield the lines of the cues; in rolling captions, whose cues begin with the last line of the
-    cue before, each line once. Most cues of captions of YouTube that became .srt are so."""
+    cue before, each line once. In .srt files made from captions of YouTube, most cues do so."""
     pairs = list(pairwise(cues))
     n_repeated = sum(before[-1] == cue[0] for before, cue in pairs)
     is_rolling |= n_repeated >= max(_MIN_REPEATED, _MOST * len(pairs))

@@ -38,7 +38,7 @@ from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
-_PASS_TOKENS = 2048  # of a pass, unless every prompt computes only its smallest part
+_PASS_TOKENS = 2048  # limit of a pass, unless every prompt computes only its smallest part
 _MIN_PROMPT_PART = 32  # tokens of a prompt per pass
 
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
@@ -157,11 +157,13 @@ class _Arrivals:
         )
         self._n = 0  # requests so far
         self._waiting: SequenceState | None = None
+        self._held: list[SequenceState] = []  # until a prefix that they can reuse is computed
         self._n_beside = 0  # active sequences beside which it did not fit
 
     def drop(self, numbers: Collection[int]) -> None:
         if self._waiting is not None and self._waiting.number in numbers:
             self._waiting = None
+        self._held = [state for state in self._held if state.number not in numbers]
 
     def take(
         self, engine: Engine, active: Sequence[SequenceState], batch_size: int
@@ -171,9 +173,15 @@ class _Arrivals:
         if self._waiting is not None and len(active) >= self._n_beside:
             return new  # no text has ended since: to ask again before every pass takes time
         while len(active) + len(new) < batch_size:
-            self._waiting = self._waiting or self._next(engine, idle=not active and not new)
+            self._waiting = self._waiting or self._pop_held(engine, active)
+            if self._waiting is None and len(active) + len(new) + len(self._held) < batch_size:
+                self._waiting = self._next(engine, idle=not active and not new)
             if (state := self._waiting) is None:
                 break
+            if _is_being_computed(state, engine, active):
+                self._held.append(state)
+                self._waiting = None
+                continue
             try:
                 check_room(engine, [*active, *new, state])
                 new.append(state)
@@ -184,6 +192,13 @@ class _Arrivals:
                 _report({state.number: error}, self._on_error)
             self._waiting = None
         return new
+
+    def _pop_held(self, engine: Engine, active: Sequence[SequenceState]) -> SequenceState | None:
+        for state in self._held:
+            if not _is_being_computed(state, engine, active):
+                self._held.remove(state)
+                return state
+        return None
 
     def _next(self, engine: Engine, *, idle: bool) -> SequenceState | None:
         while (request := self._source(idle)) is not None:
@@ -373,6 +388,19 @@ def _in_parts(new_tokens: list[list[int]]) -> list[list[int]]:
     room = _PASS_TOKENS - (len(new_tokens) - n_prompts)
     size = max(_MIN_PROMPT_PART, room // max(1, n_prompts))
     return [new[:size] for new in new_tokens]
+
+
+def _is_being_computed(
+    state: SequenceState, engine: Engine, active: Sequence[SequenceState]
+) -> bool:
+    """Return whether more of a prompt than is cached now will be: a prefix of a long prompt that is
+    computed in parts."""
+    lengths = engine.lengths
+    return any(
+        common_prefix_length(state.tokens, other.tokens) - lengths[other.slot] >= _MIN_PROMPT_PART
+        for other in active
+        if not other.has_started and not other.window_start and not state.window_start
+    )
 
 
 def _reusable_length(

@@ -85,7 +85,7 @@ class Connection(H11Protocol):
 
     def _check(self) -> None:
         unsent = self.transport.get_write_buffer_size()
-        state = (self.cycle, unsent)
+        state = (self.cycle, unsent, self.timeout_keep_alive_task)
         is_waited_for = self.is_answering or self.timeout_keep_alive_task is not None
         if state == self._last_state and (unsent or not is_waited_for):
             self.transport.abort()
