@@ -13,7 +13,7 @@ from tgen.config.training import Precision, ResolvedTrainConfig, TrainConfig
 from tgen.errors import CorpusError, UsageError
 from tgen.model.transformer import Transformer
 from tgen.planning.costs import MeasuredStep, n_parameters
-from tgen.planning.memory import rank_memory
+from tgen.planning.memory import activation_bytes, rank_memory
 from tgen.planning.model_size import PlanInputs
 from tgen.planning.plan import Plan, make_plan
 from tgen.runs.overrides import parse_overrides
@@ -285,6 +285,30 @@ def test_more_epochs_give_more_bpe_dropout():
     assert plan(150_000, 30).train.bpe_dropout == 0  # characters
     decaying = [plan(150_000, m, has_merges=True).train.bpe_dropout_in_decay for m in (2, 60)]
     assert decaying == [False, True]
+
+
+def test_many_epochs_compute_half_the_windows_twice():
+    twice = plan(150_000, 60, has_merges=True)
+    once = plan(150_000, 60, has_merges=True, overrides={"consistency": "0"})
+    assert (twice.train.passes, once.train.passes) == (2, 1)
+    assert twice.model == once.model
+    assert 2 * twice.train.batch_size == once.train.batch_size
+    assert 2 * twice.tokens_per_second == once.tokens_per_second
+    memory = [activation_bytes(p.model, p.train, context=64, on_gpu=False) for p in (twice, once)]
+    assert memory[0] == memory[1]
+    choices = [{choice.name: choice for choice in p.choices} for p in (twice, once)]
+    assert "R-Drop" in choices[0].keys() - choices[1].keys()
+    assert choices[0]["steps"] == choices[1]["steps"]
+    epochs = [float(one["dropout"].why.split()[-2].replace(",", "")) for one in choices]
+    assert 2 * epochs[0] == pytest.approx(epochs[1], rel=0.05)
+    overrides = {"batch_size": "8"}
+    assert plan(150_000, 60, has_merges=True, overrides=overrides).train.passes == 1
+    overrides = {"batch_size": "4", "consistency": "1", "dropout": "0.2"}
+    given = plan(150_000, 60, has_merges=True, overrides=overrides)
+    assert (given.train.passes, given.train.batch_size) == (2, 4)
+    assert plan(150_000, 2, has_merges=True).train.passes == 1
+    ranks = plan(150_000, 60, has_merges=True, n_ranks=3).train
+    assert (ranks.passes, ranks.batch_size % 3) == (2, 0)
 
 
 def test_model_config_round_trips_through_json():

@@ -113,8 +113,8 @@ class TrainConfig:
     dropout: float | None = _fraction(None, "Dropout probability.")
     consistency: float | None = option(
         None,
-        "Strength of R-Drop: each window is computed with two dropout masks, and the two "
-        "predictions are drawn together.",
+        "Strength of R-Drop: a step computes each window twice, with two dropout masks, and "
+        "penalizes the divergence of the two predictions; 0 disables it.",
         low=0,
         high=100,
         expected="a number from 0 to 100",
@@ -208,6 +208,11 @@ class ResolvedTrainConfig(TrainConfig):
     temperature_scaling: bool = False
     eval_every: int = 100
     eval_tokens: int = 1 << 18
+
+    @property
+    def passes(self) -> int:
+        """How often a step computes each window."""
+        return 2 if self.dropout > 0 and self.consistency > 0 else 1
 
     @property
     def rates(self) -> str:

@@ -33,7 +33,7 @@ def summarize_run(path: Path, name: str) -> RunSummary:
     _check_order(curves.evaluation_steps, curves.evaluation_seconds)
     plan = record.plan
     model = replace(plan.model, context_length=plan.context_length)
-    per_token = flops_per_token(model, frozen=record.adapter is not None)
+    per_token = plan.train.passes * flops_per_token(model, frozen=record.adapter is not None)
     state, best = _state(records), curves.best_bits_per_byte
     final = curves.evaluation_bits[-1] if curves.evaluation_bits else None
     if state == "finished":  # the whole held-out text, of which evaluations may use a part

@@ -29,7 +29,7 @@ class Budget(NamedTuple):
     """The speed and length of a run."""
 
     tokens_per_second: float
-    step_tokens: int
+    step_tokens: int  # computed per step; with R-Drop, each window counts twice
     steps: int
     why_steps: str
     epochs: float
@@ -42,7 +42,9 @@ def choose_budget(run: PlannedRun) -> Budget:
     """Choose the tokens per step and estimate the steps and epochs of a run."""
     train, inputs, context = run.train, run.inputs, run.context
     choose = fine_tuning_windows if run.fine_tuning else choose_batch_size
-    batch_size = train.batch_size or choose(run)
+    batch_size = choose(run)
+    if train.batch_size is not None:
+        batch_size = (2 if train.consistency else 1) * train.batch_size
     step_tokens = batch_size * context
     speed = _tokens_per_second(run, step_tokens)
     side_work = choose_side_work(

@@ -42,6 +42,7 @@ class Regularization(NamedTuple):
     bpe_dropout: float
     bpe_dropout_in_decay: bool
     weight_decay: float
+    consistency: float = 0.0
 
 
 _REGULARIZATION = [
@@ -50,7 +51,9 @@ _REGULARIZATION = [
     Regularization(15, 0.0, 0.2, False, 0.1),
     Regularization(160, 0.1, 0.2, False, 0.1),
     Regularization(400, 0.2, 0.2, True, 0.1),
-    Regularization(math.inf, 0.3, 0.3, True, 0.1),
+    Regularization(800, 0.2, 0.2, True, 0.1, consistency=1.5),
+    Regularization(math.inf, 0.2, 0.3, True, 0.1, consistency=1.5),
+    Regularization(math.inf, 0.3, 0.3, True, 0.1),  # without R-Drop
 ]
 _REGULARIZATION_WITHOUT_BPE_DROPOUT = [
     Regularization(50, 0.0, 0.0, False, 0.1),
@@ -108,8 +111,14 @@ def choose_hyperparameters(
     eval_every, why_evaluation = choose_eval_every(
         run, eval_tokens, steps, step_tokens, budget.tokens_per_second
     )
+    windows = budget.step_tokens // run.context
+    passes = replace(chosen, **run.train.explicit).passes
+    if passes > 1 and run.train.batch_size is None:
+        n_ranks = run.inputs.n_ranks
+        windows = max(windows // passes // n_ranks, 1) * n_ranks
+        windows = max(windows, run.train.accumulation)
     shared = {
-        "batch_size": budget.step_tokens // run.context,
+        "batch_size": windows,
         "momentum": _MOMENTUM_OF_SHORT_RUNS if budget.steps < _SHORT_STEPS else _MOMENTUM,
         "eval_every": eval_every,
         "eval_tokens": eval_tokens,
@@ -127,7 +136,12 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
     if not inputs.has_merges or train.bpe_dropout == 0:
         table = _REGULARIZATION_WITHOUT_BPE_DROPOUT
     repetition = budget.epochs * budget.params_per_token
-    regularization = next(entry for entry in table if repetition <= entry.up_to)
+    windows = budget.step_tokens // run.context // inputs.n_ranks
+    is_free = 0 not in (train.consistency, train.dropout) and train.batch_size is None
+    is_free &= windows > 1  # half of them, computed twice, take as long
+    regularization = next(
+        entry for entry in table if repetition <= entry.up_to and (is_free or not entry.consistency)
+    )
     if inputs.memorizes_rows:
         regularization = table[0]
     bigram_start = can_start_from_bigrams(run.model)
@@ -146,12 +160,15 @@ def _choose_new(run: PlannedRun, budget: Budget) -> tuple[ResolvedTrainConfig, R
         why_bpe_dropout = "probability of splitting a token, so that epochs differ"
     elif inputs.has_merges:
         why_bpe_dropout = "few epochs"
-    params, epochs = format_number(budget.params_per_token), format_number(budget.epochs)
+    consistency = train.consistency or regularization.consistency
+    n_epochs = budget.epochs / (2 if consistency else 1)
+    params, epochs = format_number(budget.params_per_token), format_number(n_epochs)
     why_dropout = f"{params} parameters per training token, {epochs} epochs"
     if inputs.memorizes_rows:
         why_dropout = "nothing is held out: the answers are to be memorized"
     config = ResolvedTrainConfig(
         dropout=regularization.dropout,
+        consistency=regularization.consistency,
         bpe_dropout=regularization.bpe_dropout,
         bpe_dropout_in_decay=regularization.bpe_dropout_in_decay,
         weight_decay=regularization.weight_decay,
@@ -209,18 +226,20 @@ def _table(
     """Return the rows of the plan's table."""
     choice, train = run.choice, run.train
     windows = count(config.batch_size, "window")
+    step_tokens = count(config.batch_size * run.context, "token")
     start = "bigrams" if config.bigram_start else "random"
     start = "the base model" if run.fine_tuning else start
     rates = train.learning_rate, train.embedding_learning_rate, train.matrix_learning_rate
     rows = [
         Choice("size", choice.size, choice.why_size),
         Choice("context", count(run.context, "token"), choice.why_context),
-        _row("batch", windows, f"{count(budget.step_tokens, 'token')} per step", train.batch_size),
+        _row("batch", windows, f"{step_tokens} per step", train.batch_size),
         Choice("precision", config.precision, run.why_precision),
         *_lora(config, run),
         _row("start", start, reasons.start, train.bigram_start),
         _row("learning rate", *_learning_rate(config, reasons), *rates),
         _row("dropout", f"{config.dropout:g}", reasons.dropout, train.dropout),
+        *_consistency(config, train),
         _row("BPE-dropout", f"{config.bpe_dropout:.0%}", reasons.bpe_dropout, train.bpe_dropout),
         Choice("steps", _steps(budget, train), budget.why_steps),
         _evaluation(config, run, budget, why_evaluation),
@@ -239,6 +258,13 @@ def _table(
 def _row(name: str, value: str, why: str, *settings: object) -> Choice:
     """Return a choice whose reason is `why` unless the user has made all `settings`."""
     return Choice(name, value, why if None in settings else EXPLICIT)
+
+
+def _consistency(config: ResolvedTrainConfig, train: TrainConfig) -> list[Choice]:
+    if config.passes == 1:
+        return []
+    why = "each window twice, with two dropout masks: see consistency"
+    return [_row("R-Drop", f"{config.consistency:g}", why, train.consistency)]
 
 
 def _lora(config: ResolvedTrainConfig, run: PlannedRun) -> list[Choice]:

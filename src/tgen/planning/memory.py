@@ -204,8 +204,7 @@ def activation_bytes(
 ) -> int:
     """Return the bytes that a pass over a rank's micro-batch stores for its gradients, and one
     layer more for gradients being computed."""
-    tokens = -(-train.batch_size // train.accumulation) * context
-    tokens *= 2 if train.dropout > 0 and train.consistency > 0 else 1
+    tokens = train.passes * -(-train.batch_size // train.accumulation) * context
     n_model, n_heads, n_ff = _STORED[model.activation]
     n_model += _DROPOUT if train.dropout > 0 else 0
     width = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim

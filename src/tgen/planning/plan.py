@@ -126,7 +126,7 @@ def make_plan(
         closing_seconds(
             run, eval_tokens, budget.step_tokens, budget.tokens_per_second, budget.side_work
         ),
-        budget.tokens_per_second,
+        budget.tokens_per_second / config.passes,
         **budget.side_work._asdict(),
         ends_when_learned=inputs.n_answers > 0 and inputs.longest_row <= run.context,
         choices=choices,

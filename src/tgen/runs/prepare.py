@@ -457,7 +457,7 @@ def _measure_step(plan: Plan, inputs: PlanInputs, device: Device) -> MeasuredSte
     """Return the duration of a step of the plan; None with `steps`, which need no estimate, and if
     the measurement would take too much of the minutes."""
     seconds = 60 * plan.train.minutes * CALIBRATION_SHARE
-    n_tokens = plan.train.batch_size * plan.context_length
+    n_tokens = plan.train.passes * plan.train.batch_size * plan.context_length
     precision = plan.train.precision
     estimate = step_seconds(
         plan.model,
@@ -507,7 +507,8 @@ def plan_report(out: Path, prepared: PreparedRun, *, step: int = 0) -> PlanRepor
         seed=plan.train.seed,
         corpus_sha256=record.corpus_sha256,
         tokens_per_second=plan.tokens_per_second,
-        flops_per_token=flops_per_token(
+        flops_per_token=plan.train.passes
+        * flops_per_token(
             replace(model, context_length=plan.context_length), frozen=record.adapter is not None
         ),
         settings=asdict(plan.train),

@@ -30,10 +30,10 @@ def consistency_loss(
 
     `x` (2, n, C), `weight` (V, C), `targets` (n,) int64, `loss_mask` (n,) bool; None: all targets.
     """
-    if loss_mask is not None:
-        x, targets = x[:, loss_mask], targets[loss_mask]
+    if loss_mask is None:
+        loss_mask = torch.ones_like(targets, dtype=torch.bool)
     with_grad = torch.is_grad_enabled()  # always off inside a Function
-    total: Tensor = _Loss.apply(x, weight, targets, strength, with_grad)  # type: ignore[no-untyped-call]
+    total: Tensor = _Loss.apply(x, weight, targets, loss_mask, strength, with_grad)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -43,7 +43,13 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, strength: float, with_grad: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        loss_mask: Tensor,
+        strength: float,
+        with_grad: bool,
     ) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         x_grad = torch.empty_like(x) if with_grad and ctx.needs_input_grad[0] else None
@@ -57,17 +63,20 @@ class _Loss(torch.autograd.Function):
         size = max(_MIN_ROWS, _CHUNK // len(weight))
         for i in range(0, x.shape[1], size):
             chunk, target = x[:, i : i + size], targets[None, i : i + size, None].expand(2, -1, 1)
+            counts = loss_mask[i : i + size, None]  # multiplied by: a selection waits for a GPU
             log_p = stored_product(chunk, weight).to(dtype).log_softmax(-1)
-            total -= log_p.gather(2, target).sum(dtype=torch.float64) / 2
+            nats = -log_p.gather(2, target).sum(0) / 2
             p = log_p.exp()
             difference = log_p[0] - log_p[1]
             moved = p[0] - p[1]
-            total += strength / 2 * (moved * difference).sum(dtype=torch.float64)
+            nats += strength / 2 * (moved * difference).sum(-1, keepdim=True)
+            total += (nats * counts).sum(dtype=torch.float64)
             signed = torch.stack([difference, -difference])
             signed -= (p * signed).sum(-1, keepdim=True)
             grad = p * (0.5 + strength / 2 * signed)
             grad += strength / 2 * torch.stack([moved, -moved])
             grad.scatter_add_(2, target, grad.new_full((), -0.5).expand(target.shape))
+            grad *= counts
             if x_grad is not None:
                 x_grad[:, i : i + size] = matmul(grad, rounded)
             if weight_grad is not None:
@@ -82,6 +91,7 @@ class _Loss(torch.autograd.Function):
         return (
             None if x_grad is None else x_grad * grad,
             None if weight_grad is None else weight_grad * grad,
+            None,
             None,
             None,
             None,

@@ -193,7 +193,7 @@ def _seed_dropout(model: Transformer, config: ResolvedTrainConfig, step: int, ro
     """Make dropout a function of seed, step and row, also of a row that is computed twice; on a GPU
     or compiled, of the first row."""
     keys = [np.random.SeedSequence([config.seed, step, row]) for row in rows]
-    if config.consistency > 0:
+    if config.passes > 1:
         keys += [np.random.SeedSequence([config.seed, step, row, 1]) for row in rows]
     seeds = [int(key.generate_state(1, np.uint64)[0] >> 1) for key in keys]
     torch.manual_seed(seeds[0])

@@ -119,7 +119,7 @@ def measure_step(
                 parameter.grad = torch.ones_like(parameter)
             with product_precision(config.precision):
                 muon_times = [_timed(optimizer.step, device) for _ in range(_MUON_STEPS)]
-    n_tokens = config.batch_size * model.context_length
+    n_tokens = config.passes * config.batch_size * model.context_length
     return MeasuredStep(n_tokens, statistics.median(times), statistics.median(muon_times))
 
 

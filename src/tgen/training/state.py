@@ -91,7 +91,7 @@ class TrainState:
             model,
             precision=config.precision,
             compiled=config.compile,
-            consistency=config.consistency if config.dropout > 0 else 0.0,
+            consistency=config.consistency if config.passes > 1 else 0.0,
         )
         self.step_loss: nn.Module = self.loss_module  # wrapped by DDP or FSDP where ranks share it
         orthogonalize: Orthogonalize = orthogonalize_parts
