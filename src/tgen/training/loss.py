@@ -163,7 +163,7 @@ def loss_sum(
         x = model.hidden_states(tokens, documents=documents).flatten(0, 1)
         x, weight = model.as_product(x)
         if is_twice:
-            x = x.unflatten(0, (2, -1))
+            x = x.view(2, -1, x.shape[-1])
             return consistency_loss(x, weight, targets.flatten(), loss_mask, strength=consistency)
         return cross_entropy(x, weight, targets.flatten(), loss_mask)
 
