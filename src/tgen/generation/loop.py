@@ -38,7 +38,7 @@ from tgen.generation.vocabulary import Vocabulary
 from tgen.reports.generation import Token
 
 _MAX_PROCESSORS = 1000  # cached for later requests
-_PASS_TOKENS = 2048  # limit of a pass, unless every prompt computes only its smallest part
+_PASS_TOKENS = 512  # limit of a pass, unless every prompt computes only its smallest part
 _MIN_PROMPT_PART = 32  # tokens of a prompt per pass
 
 # Returns the next request, or None: none is available now or, if the argument (whether the caller
