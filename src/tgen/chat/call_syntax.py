@@ -49,7 +49,7 @@ class CallSyntax(NamedTuple):
 
 def read_arguments(given: Any) -> Any:
     """Return the arguments of a call as templates expect them: as an object, not as JSON in a
-    string, which is OpenAI's form. An empty string and None are no arguments."""
+    string, which is OpenAI's form. An empty string or None means no arguments."""
     try:
         read = json.loads(given) if isinstance(given, str) and given else given
     except (ValueError, RecursionError):  # a text that its limit ended

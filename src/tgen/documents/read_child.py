@@ -25,7 +25,7 @@ from tgen.storage import files
 
 _SEPARATOR = b"<|endoftext|>"
 _CHANGED = dict.fromkeys([*range(9), 11, *range(13, 32), 127, *range(128, 133), *range(134, 160)])
-_CHANGED |= SYMBOLS | {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # soft hyphens are no text
+_CHANGED |= SYMBOLS | {12: "\n", 0x85: "\n", 0xAD: None, 0xFEFF: None}  # without soft hyphens
 _UNCHANGED = {"markdown", "notebook"}  # kinds whose text is kept to the character
 # Kinds whose readers take files; those of others take texts.
 _TAKE_FILES = {"docx", "odt", "epub", "rtf", "mail", "mbox", "mhtml"}

@@ -263,7 +263,7 @@ def _row(name: str, value: str, why: str, *settings: object) -> Choice:
 def _consistency(config: ResolvedTrainConfig, train: TrainConfig) -> list[Choice]:
     if config.passes == 1:
         return []
-    why = "each window twice, with two dropout masks: see consistency"
+    why = "each window is computed twice, with two dropout masks"
     return [_row("R-Drop", f"{config.consistency:g}", why, train.consistency)]
 
 

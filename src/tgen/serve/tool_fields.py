@@ -58,7 +58,7 @@ class Tool(JsonObject):
 
 class _CalledFunction(JsonObject):
     name: Unicode
-    arguments: Any = None  # JSON in a string, or an object; "" and null are no arguments
+    arguments: Any = None  # JSON in a string, or an object; "" and null mean none
 
 
 class ToolCall(JsonObject):
